@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from experiments.beyond_traces import ALL, RULES, OfTraces
-from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.experiment import Cell, Experiment, Result, Row, Value, group_results
 from experiments.intervals import mean_interval
 from experiments.trace_windows import Window, WindowJob, shorten_name
 from experiments.traces import Traces
@@ -49,7 +49,12 @@ class Waiting(OfTraces):
         "SDSC-BLUE-2000-4.2-cln",
         "HPC2N-2002-2.2-cln",
     )
-    rules: ClassVar[Mapping[str, Rules]] = {"scan": replace(RULES, plan_after=None), "plan": RULES}
+    rules: ClassVar[Mapping[str, Rules]] = {
+        "scan": replace(RULES, plan_after=None),
+        "plan": replace(RULES, plan_after=0.0),
+        "plan after 10 min": replace(RULES, plan_after=600.0),
+        "plan after 1 h": replace(RULES, plan_after=3600.0),
+    }
     ways = ("today", *rules)
     settings = ("exact walltimes", "users' walltimes", "half without walltime")
     how = (
@@ -58,22 +63,24 @@ class Waiting(OfTraces):
         "walltimes are those of the trace; half without walltime: every second job has none, the others are exact."
     )
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         if cell["way"] == "today":
             stored = _today()["results"].get(f"{cell['trace']}/{cell.seed}")
             assert stored is not None, f"no result of seed {cell.seed} was stored: use {self.seeds} seeds at most"
             return dict(stored)
-        return super().run(cell, traces)
+        return super().simulate_cell(cell, traces)
 
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
         return sum(clusters.values())
 
-    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+    def simulate_window(
+        self, window: Window, clusters: Mapping[str, int], setting: str, variant: str, seed: int
+    ) -> Outcome:
         grid = SimulatedGrid({name: SimulatedCluster(nodes) for name, nodes in clusters.items()})
-        offered = sum(job.nodes * job.ran for job in of.jobs) / (of.nodes * of.lasts)
+        offered = sum(job.nodes * job.ran for job in window.jobs) / (window.nodes * window.lasts)
 
-        def jobs() -> Iterator[PlannedJob]:
-            for number, job in enumerate(of.jobs):
+        def plan_jobs() -> Iterator[PlannedJob]:
+            for number, job in enumerate(window.jobs):
                 spec = JobSpec(
                     FlexibleRequest(job.nodes),
                     ("program",),
@@ -83,9 +90,9 @@ class Waiting(OfTraces):
                 )
                 yield PlannedJob(job.arrives_at * offered / LOAD, spec, max(1.0, job.ran))
 
-        return Simulation(grid, self.rules[way]).run(jobs())
+        return Simulation(grid, self.rules[variant]).run(plan_jobs())
 
-    def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
+    def measure_more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
         """Return the waits of the widest jobs, the longest wait, and the mean bounded slowdown."""
         by_width = sorted(outcome.jobs, key=lambda job: job.planned.spec.request.total_size)
         return {
@@ -96,7 +103,7 @@ class Waiting(OfTraces):
             ),
         }
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
             Row(
                 f"{shorten_name(trace)}, {setting}: {way}, {of}",
@@ -112,7 +119,9 @@ class Waiting(OfTraces):
     def _ratio(
         self, results: Iterable[Result], trace: str, setting: str, way: str, measure: str = "wait"
     ) -> tuple[float, float, float]:
-        of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
+        of = group_results(
+            (one for one in results if one.has_parameters(setting=setting) and trace in (ALL, one.cell["trace"])), "way"
+        )
         pairs = zip(of[way,], of[self.ways[0],], strict=True)
         mean, low, high = mean_interval(
             [log((one.number(measure) + A_MINUTE) / (other.number(measure) + A_MINUTE)) for one, other in pairs]

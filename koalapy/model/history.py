@@ -192,8 +192,6 @@ class EndedJob:
     node_seconds: float
     """Node-seconds of all attempts."""
     measured_nodes: int
-    accounted_nodes: int
-    """Measured nodes of which the use is from the accounting of their resource manager, and not from runners."""
     cpu_time: float | None
     """Processor seconds of the program."""
     cpu_available: float | None

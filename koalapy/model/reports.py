@@ -110,8 +110,6 @@ class ProgramUse:
     """Processor seconds that these nodes had while the program ran."""
     peak_memory: Bytes | None
     """Largest memory of the program on one node; None: unknown."""
-    accounted: bool = False
-    """Whether it is from the resource manager's accounting, which counts the whole job and its runners."""
 
 
 @fast_constructor

@@ -227,11 +227,12 @@ class Cycle:
         """
         waiting = self._ledger.jobs[candidate.job]
         refusals, is_planned = waiting.refusals, waiting.id == self._queues.plan.job
+        duration = self._queues[waiting.spec.priority].group_of(waiting.id).needs.duration
         self._queues.placing = waiting.id
         placed = self._queues.remove(waiting) if waiting.tasks is None else self._arrays.create_task(waiting, now)
         self._queues.placing = placed.id
         job = self._claiming.start_attempt(placed, placement, now)
-        self._queues.plan.note_placement(job, placement, is_planned=is_planned)
+        self._queues.plan.note_placement(job, placement, duration, is_planned=is_planned)
         if placement.advice is not None:
             self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)

@@ -109,7 +109,7 @@ class Rules:
     """Maximum grace that a job may request between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Gt(0)] = 100e6
     """Bandwidth in bytes per second for estimates of transfers over links that have not been measured."""
-    plan_after: Annotated[float, Ge(0), FINITE] | None = 0.0
+    plan_after: Annotated[float, Ge(0), FINITE] | None = 3600.0
     """Waiting time after which the start of the longest waiting job is planned: others use its nodes only if they end
     in time. None disables it."""
     default_walltime: Annotated[Seconds, FINITE] | None = None

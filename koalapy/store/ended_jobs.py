@@ -92,7 +92,6 @@ def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
         "run_time": None if started is None else max(0.0, run_end - started),
         "node_seconds": earlier_node_seconds + (node_seconds_of(job.attempt) if job.attempt is not None else 0.0),
         "measured_nodes": sum(component.measured_nodes for component in gang),
-        "accounted_nodes": sum(component.accounted_nodes for component in gang),
         "cpu_time": sum(component.cpu_time or 0.0 for component in measured) if measured else None,
         "cpu_available": sum(component.cpu_available or 0.0 for component in measured) if measured else None,
         "peak_memory": max((c.peak_memory for c in gang if c.peak_memory is not None), default=None),
@@ -251,7 +250,7 @@ def read_ended_jobs(connection: Connection, ids: list[JobId]) -> list[EndedJob]:
     of_jobs = ("id", "array_job", "array_index", "application", "priority", "reason", "exit_code", "restarts")
     times = ("submitted_at", "started_at")
     of_history = ("name", "owner", "state", "clusters", "nodes", "ended_at", "wait_time", "run_time", "node_seconds")
-    measured = ("measured_nodes", "accounted_nodes", "cpu_time", "cpu_available", "peak_memory")
+    measured = ("measured_nodes", "cpu_time", "cpu_available", "peak_memory")
     requested = [jobs.c.spec[name].as_float().label(name) for name in ("memory", "walltime")]
     columns = [*(jobs.c[name] for name in (*of_jobs, *times)), *(history.c[name] for name in (*of_history, *measured))]
     entries: dict[JobId, EndedJob] = {}

@@ -220,7 +220,6 @@ components = Table(
     Column("warned_at", Float),
     Column("node_class", Plain(1000), nullable=False, server_default=""),
     Column("measured_nodes", Integer, nullable=False, server_default="0"),
-    Column("accounted_nodes", Integer, nullable=False, server_default="0"),
     Column("cpu_time", Float),
     Column("cpu_available", Float),
     Column("peak_memory", Whole()),
@@ -244,7 +243,6 @@ history = Table(
     Column("run_time", Float),
     Column("node_seconds", Float, nullable=False),
     Column("measured_nodes", Integer, nullable=False),
-    Column("accounted_nodes", Integer, nullable=False, server_default="0"),
     Column("cpu_time", Float),
     Column("cpu_available", Float),
     Column("peak_memory", Whole()),
@@ -463,22 +461,6 @@ advice = Table(
     Column("reason", PlainText(), nullable=False),
     Column("actual", Float),
     Index(None, "application", "job_id"),
-)
-
-# Predictions of jobs. The actual times are in the other tables.
-predictions = Table(
-    "predictions",
-    metadata,
-    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
-    Column("kind", Plain(12), primary_key=True),
-    Column("made_at", Float, primary_key=True),
-    Column("source", Plain(12), nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("low", Float, nullable=False),
-    Column("middle", Float, nullable=False),
-    Column("high", Float, nullable=False),
-    Column("conditions", JSON, nullable=False),
-    Index(None, "made_at"),
 )
 
 # Runs of deleted jobs, from which the advisor learns.

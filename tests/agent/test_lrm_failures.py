@@ -48,18 +48,6 @@ async def test_lrm_failing_from_start_is_reported(
         await daemon.wait_until(lambda: daemon.status("7.1.0").get("state") == "waiting")
 
 
-async def test_returning_daemon_receives_lrm_problem_at_once(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
-    lrm.error = NO_QUEUE
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (0, 0, NO_QUEUE_TEXT))
-        await daemon.stop_listening()
-        daemon.messages.clear()
-        await daemon.listen()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (0, 0, NO_QUEUE_TEXT))
-
-
 @pytest.mark.usefixtures("agent")
 async def test_lrm_problem_is_reported_with_last_counts(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.error = NO_ANSWER
@@ -277,21 +265,6 @@ async def test_error_during_submission_ends_component(
         assert status["error"] == "an error in the agent: KeyError('unexpected error'); see the agent's log"
 
 
-async def test_error_before_submission_ends_component(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**_: object) -> str:
-        raise LookupError("unexpected error")
-
-    monkeypatch.setattr("koalapy.agent.core.agent.LrmSubmission", refuse)
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.submit_component("7.1.0", 1)
-        assert "unexpected error" in (await daemon.wait_for_state("7.1.0", "ended"))["error"]
-        await daemon.send_command("stop", "7.1.0", reason="cancelled")
-        assert await daemon.wait_for_state("7.1.0", "ended")
-
-
 async def test_error_at_component_end_spares_other_components(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,15 +432,6 @@ async def test_released_nodes_are_noticed_while_jobs_wait(lrm: MemoryLrm, daemon
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 1, ""))  # by a poll on the probe
         lrm.background = 0
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))  # by the following frequent polls
-
-
-@pytest.mark.usefixtures("agent")
-async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
-    await send_probe(daemon, 1, look=True, awaited=True)
-    assert await count_polls(lrm) == 0
-    lrm.down = 1
-    await send_probe(daemon, 2, look=True, awaited=True)
-    assert await count_polls(lrm) > 5
 
 
 @pytest.mark.parametrize("end", ["no waiting jobs", "no daemon"])

@@ -135,19 +135,6 @@ async def test_head_knows_the_attempt_before_a_runner_gets_its_plan(
         await daemon.wait_until(lambda: daemon.status(T).get("relayed") == [["north", "south"]])
 
 
-async def test_start_waits_for_agent_to_connect_with_its_relay(
-    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
-) -> None:
-    await head.stop()
-    async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path), runner_host="127.0.0.1"):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await pass_time(1.0)
-        await head.start()
-        assert (await runner.receive("open"))["relay_head"] == ["127.0.0.1", 8644]
-        assert ATTEMPT in head.attempts
-
-
 async def test_agent_that_ended_before_its_relay_was_connected_is_followed_by_one_that_starts_the_program(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
 ) -> None:

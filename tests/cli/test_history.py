@@ -29,7 +29,6 @@ def make_job(ident: int, owner: str, state: JobState, measured: int, **spec: obj
     ended = NOW - 3600.0 * ident
     used = {"cpu_time": 3600.0 * measured, "cpu_available": 7200.0 * measured, "peak_memory": ident * GB}
     component = Component(0, "north", 2, ComponentState.ENDED, claimed_at=ended - 3600.0, ended_at=ended)
-    used["accounted_nodes"] = measured if ident == 1 else 0
     component = replace(component, measured_nodes=measured, **(used if measured else {}))  # type: ignore[arg-type]
     job = Job(ident, JobSpec(FlexibleRequest(2), ("true",), owner=owner, **spec), ended - 3660.0, state)  # type: ignore[arg-type]
     attempt = Attempt(1, (component,), ended - 3610.0)
@@ -97,13 +96,6 @@ def test_history_lists_own_jobs_of_last_week(koala: Koala) -> None:
 def test_history_options_select_jobs(koala: Koala, options: str, ids: list[int]) -> None:
     result = koala("history", "--json", *options.split())
     assert (result.code, [job["id"] for job in json.loads(result.out)["jobs"]]) == (0, ids)
-
-
-def test_history_as_json_says_which_nodes_the_accounting_measured(koala: Koala) -> None:
-    jobs = json.loads(koala("history", "--json", "--limit", "2").out)["jobs"]
-    assert [(job["measured_nodes"], job["accounted_nodes"]) for job in jobs] == [(2, 2), (1, 0)]
-    header, first, _ = koala("history", "--format", "csv", "--limit", "2").out.splitlines()
-    assert dict(zip(header.split(","), first.split(","), strict=True))["accounted_nodes"] == "2"
 
 
 def test_history_says_how_many_jobs_there_are(koala: Koala) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,35 @@ async def test_killed_mpi_daemon_is_infrastructure_error(agent: FakeAgent, serie
         assert "127.0.2.1" in end["error"]
     if series == 5:
         assert b"PRTE has lost communication with a remote daemon." in nodes[0].output, "what mpirun says is kept"
+
+
+@pytest.mark.parametrize("series", SERIES)
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_daemon_that_lost_its_connection_is_an_error_unless_mpirun_had_ended_the_program(
+    agent: FakeAgent, tmp_path: Path, series: int, is_killed: bool
+) -> None:
+    """A relay is lost after all ranks have ended: their daemon ends with 1, and its node waits for the head's verdict.
+
+    If the daemon is killed instead, it also ends with 1 as far as its node says, and mpirun ends the ranks.
+    """
+
+    def lose_relay(sender: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
+        if payload["op"] != "daemon_ended":
+            return payload
+        sender.send(t="relay_lost", why="its head is gone")
+        return {**payload, "code": 1}
+
+    agent.meddle, go = lose_relay, tmp_path / "go"
+    nodes = await start_gang(agent, settings_of(series), north=1, south=1)
+    await run_program(agent, nodes, ["sh", "-c", f"echo up; while [ ! -e {go} ]; do sleep 0.02; done"])
+    await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
+    os.kill(daemon_of(nodes[1]), signal.SIGKILL) if is_killed else go.touch()
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == ((None, True) if is_killed else (0, False)), end
+    nodes[1].send(t="stop")
+    end = await nodes[1].expect("exit")
+    assert end["infrastructure"] is is_killed, end
+    assert await nodes[1].ended() == 0
 
 
 @pytest.mark.parametrize("series", SERIES)

@@ -609,8 +609,9 @@ def check_plan(world: "World") -> None:
         waiting = [job for job in world.jobs.values() if job.is_in_queue and job.spec.priority is priority]
         checked_shapes: set[object] = set()
         is_oldest = True
-        for job in sorted(waiting, key=lambda job: (job.waits_since, job.queue_seq)):
-            if _shape(job) in checked_shapes or world.now - job.waits_since < plan_after or job.spec.internal:
+        since = {job.id: queries.queues[priority].entry_of(job.id).waits_since for job in waiting}
+        for job in sorted(waiting, key=lambda job: (since[job.id], job.queue_seq)):
+            if _shape(job) in checked_shapes or world.now - since[job.id] < plan_after or job.spec.internal:
                 continue  # represented by an older job of the same shape, or not old enough
             checked_shapes.add(_shape(job))
             if queries.policies.capabilities(job.spec.policy).learns:

@@ -193,7 +193,7 @@ def test_advice_job_larger_than_any_cluster_is_coallocated() -> None:
 
 
 def test_advice_waiting_job_receives_planned_start() -> None:
-    grid = Grid({"north": 4, "south": 4}, Rules(scan_interval=10.0))
+    grid = Grid({"north": 4, "south": 4}, Rules(plan_after=0, scan_interval=10.0))
     blockers = grid.block_clusters()
     harmful: dict[str, Any] = {"application": "all-to-all", "policy": "auto", "communication": 0.9}
     waiting_job = grid.submit(flexible(4), run_time=5.0, **harmful)

@@ -117,7 +117,7 @@ def test_tasks_are_placed_one_by_one_in_queue_order() -> None:
 
 
 def test_wide_array_behind_a_narrow_one_gets_a_planned_start() -> None:
-    world = World({"north": 4}, Rules(scan_interval=10.0))
+    world = World({"north": 4}, Rules(plan_after=0, scan_interval=10.0))
     narrow = submit(world, "1-1000", run_time=9.0)
     world.settle()
     wide = submit(world, "1-2", 4, run_time=9.0)

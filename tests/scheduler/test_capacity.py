@@ -191,7 +191,7 @@ def test_capacity_of_high_priority_includes_preemptible_nodes() -> None:
 
 
 def test_capacity_excludes_planned_nodes() -> None:
-    world = World({"north": 4}, Rules())
+    world = World({"north": 4}, Rules(plan_after=0))
     running_job = world.submit(fixed(north=3), run_time=1000, walltime=1000.0)
     wide_job = world.submit(fixed(north=4))
     world.advance(100)

@@ -278,7 +278,7 @@ def behind_another_job_in_fcfs() -> tuple[World, JobId]:
 )
 def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     sizes = {"north": 4, "south": 5}
-    world = create_busy_grid(sizes, Rules(high_scans_per_low=1, scan_interval=10.0))
+    world = create_busy_grid(sizes, Rules(plan_after=0, high_scans_per_low=1, scan_interval=10.0))
     world.submit(fixed(south=4), run_time=1000.0)
     world.advance(1.0)
     wide = world.submit(FlexibleRequest(8))
@@ -384,7 +384,9 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     local_counts: tuple[int, int], is_drained: bool, reserves_all: bool, request: Request
 ) -> None:
     """Each sufficient change is tested by itself: more idle nodes, a resumed cluster, or the reservation removed."""
-    world = World({"north": 4, "south": 6}, Rules(high_scans_per_low=1, scan_interval=10.0), now=START_TIME)
+    world = World(
+        {"north": 4, "south": 6}, Rules(plan_after=0, high_scans_per_low=1, scan_interval=10.0), now=START_TIME
+    )
     for name, count in zip(world.sites, local_counts, strict=True):
         for _ in range(count):
             world.sites[name].add_local_user(1)
@@ -405,25 +407,31 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     explanation, queries = explain_job(world, job), world.queries
 
     def is_placeable() -> bool:
+        """Answer as the next periodic scan, which plans again."""
+        if queries.planned_job == reserved:
+            queries.queues.plan.invalidate()
+            queries.queues.plan.update(queries.questions.ask)
         return isinstance(
             queries.questions.ask(world.job(job).spec, queries.offer(world.job(job).spec, world.job(job)).view),
             Placement,
         )
 
-    def is_placeable_with(name: str, count: int) -> bool:
-        """Answer for a report with more idle nodes."""
+    def is_placeable_with(name: str, count: int) -> bool | None:
+        """Answer for a report with more idle nodes; None if they suffice for the planned job, which takes them."""
         status, report = queries.grid[name], world.sites[name].current_report()
         status.report(
             ClusterReport(report.total, report.idle + count, report.background - count, 0, report.holding), 0.0
         )
-        answer = is_placeable()
+        answer: bool | None = is_placeable()
+        if queries.planned_job == reserved and queries.planned_start(reserved) == world.now:
+            answer = None
         status.report(ClusterReport(report.total, report.idle, report.background, 0, report.holding), 0.0)
         return answer
 
     for cluster in explanation.clusters:
         if cluster.missing:
-            assert is_placeable_with(cluster.cluster, cluster.missing)
-            assert not is_placeable_with(cluster.cluster, cluster.missing - 1)
+            assert is_placeable_with(cluster.cluster, cluster.missing) is not False
+            assert is_placeable_with(cluster.cluster, cluster.missing - 1) is not True
             assert f"{cluster.missing} more idle node" in str(explanation.suffices)
     if any("resumed" in text for text in explanation.suffices):
         queries.grid["south"].drained = None

@@ -30,7 +30,7 @@ def follow_change(world: World, job: JobId, change: Change) -> None:
 
 
 def test_change_of_job_with_reservation_uses_its_reserved_nodes() -> None:
-    world = World({"c0": 12, "c1": 12})
+    world = World({"c0": 12, "c1": 12}, Rules(plan_after=0))
     world.submit(fixed(c0=7), run_time=1e5)
     world.submit(fixed(c1=12), run_time=2400.0)
     wide_job = world.submit(flexible(17, min_size=6))

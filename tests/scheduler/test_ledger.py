@@ -29,7 +29,7 @@ class Watched(World):
     def __init__(self, *, keeps_effects: bool) -> None:
         self.seen: list[tuple[Job, str]] = []
         self.steps: list[tuple[object, ...]] = []
-        rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3)
+        rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3, plan_after=0)
         super().__init__(SIZES, rules, keeps_effects=keeps_effects)
 
     def apply_effects(self, effects: Effects) -> Effects:

@@ -138,7 +138,7 @@ def test_limit_reached_job_blocks_no_other(mode: QueueMode) -> None:
 
 @pytest.mark.evidence("M2")
 def test_job_over_limit_has_no_planned_start() -> None:
-    grid = World({"north": 8}, limits=make_limits(users={"alice": UserLimits(nodes=8)}))
+    grid = World({"north": 8}, Rules(plan_after=0), limits=make_limits(users={"alice": UserLimits(nodes=8)}))
     grid.submit(fixed(north=2), owner="alice", run_time=1000)
     grid.submit(fixed(north=8), owner="alice", run_time=10)
     for _ in range(4):

@@ -16,7 +16,7 @@ from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
-PLANNED = Rules(scan_interval=10, high_scans_per_low=1)
+PLANNED = Rules(plan_after=0, scan_interval=10, high_scans_per_low=1)
 
 
 def submit_narrow_jobs(world: World, count: int) -> None:
@@ -158,7 +158,7 @@ def test_plan_leaves_other_nodes_available() -> None:
 
 
 def test_plan_of_low_job_does_not_delay_high_job() -> None:
-    world = World({"north": 4}, Rules(scan_interval=10, high_scans_per_low=1, preemption="never"))
+    world = World({"north": 4}, Rules(plan_after=0, scan_interval=10, high_scans_per_low=1, preemption="never"))
     world.submit(fixed(north=2), run_time=200)
     wide_job = world.submit(fixed(north=4))
     world.advance(40)
@@ -258,25 +258,25 @@ def test_plan_under_lasting_limit_stays_with_second_job() -> None:
 
 def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     """The preempted job has returned to its earlier position."""
-    world = World({"north": 6}, Rules())
+    world = World({"north": 6}, Rules(plan_after=600))
     first = world.submit(fixed(north=4), run_time=100000)
     waiting_job = world.submit(fixed(north=4), run_time=100)
     world.advance(30 * 42)
-    for _ in range(3):
-        world.submit(fixed(north=1), run_time=200)
+    narrow = [world.submit(fixed(north=1), run_time=200, walltime=200.0) for _ in range(3)]
     assert world.queries.planned_job == waiting_job
-    world.submit(fixed(north=3), run_time=100, priority=Priority.HIGH)
+    world.submit(fixed(north=3), run_time=100, walltime=100.0, priority=Priority.HIGH)
     world.settle()
     assert world.state(first) is JobState.QUEUED
     assert world.queries.position(first) == 1
     assert world.queries.planned_job == waiting_job
-    world.advance(250)
+    world.advance(150)
     assert world.state(waiting_job) is JobState.RUNNING
+    assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
 
 
 @pytest.mark.parametrize("priority", Priority)
 def test_re_placement_of_low_component_avoids_planned_nodes(priority: Priority) -> None:
-    rules = Rules(preemption="never")
+    rules = Rules(plan_after=0, preemption="never")
     world = World({"north": 4, "south": 4}, rules, links={("north", "south"): Link(0.001, 100.0)})
     world.submit(fixed(north=2), run_time=300)
     waiting_job = world.submit(fixed(north=4))

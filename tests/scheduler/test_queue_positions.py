@@ -16,7 +16,7 @@ from tests.scheduler.world import World
 
 LONG_INTERVAL_S = 1e6
 """Scan interval in seconds that excludes periodic scans."""
-PLANNED = Rules(scan_interval=10, high_scans_per_low=1, claim_grace=8)
+PLANNED = Rules(plan_after=0, scan_interval=10, high_scans_per_low=1, claim_grace=8)
 
 
 def make_spec(request: Request, priority: Priority = Priority.LOW) -> JobSpec:
@@ -114,7 +114,7 @@ def test_queue_paused_job_returns_to_its_position() -> None:
 @pytest.mark.parametrize("event_driven", [True, False])
 def test_queue_returning_job_does_not_overtake(event_driven: bool) -> None:
     """Free nodes are offered from the head; without ``event_driven`` in the next scan."""
-    rules = Rules(scan_interval=60, event_driven=event_driven, high_scans_per_low=1, plan_after=None)
+    rules = Rules(scan_interval=60, event_driven=event_driven, high_scans_per_low=1)
     world = World({"north": 4, "south": 2}, rules)
     blocker = world.submit(fixed(south=2), run_time=1000)
     wide_job = world.submit(fixed(north=2, south=2), run_time=1000)
@@ -201,7 +201,7 @@ def test_reservation_skips_job_that_cannot_be_placed() -> None:
 
 
 def test_reservation_moves_when_its_cluster_is_drained() -> None:
-    world = World({"north": 4, "south": 4}, Rules(scan_interval=10, high_scans_per_low=1))
+    world = World({"north": 4, "south": 4}, Rules(plan_after=0, scan_interval=10, high_scans_per_low=1))
     world.submit(fixed(north=2, south=2), run_time=1000)
     aged = submit_aged_job(world, fixed(south=4))
     narrow_job = world.submit(fixed(south=1), run_time=1000)
@@ -219,7 +219,7 @@ def test_reservation_of_leaving_job_is_offered_to_others(
     remove_job: Callable[[World, JobId], None], event_driven: bool
 ) -> None:
     """The plan moves at once, and the offer follows, or without ``event_driven`` in the next scan."""
-    rules = Rules(scan_interval=10, high_scans_per_low=1, event_driven=event_driven)
+    rules = Rules(plan_after=0, scan_interval=10, high_scans_per_low=1, event_driven=event_driven)
     world = World({"north": 4}, rules)
     world.submit(fixed(north=2), run_time=1000)
     wide_job = submit_aged_job(world, fixed(north=4))
@@ -323,7 +323,7 @@ def test_claim_lost_to_local_users_counts_as_try(limit: str, expected: str) -> N
 
 
 def test_queue_restart_of_daemon_keeps_tries() -> None:
-    """This applies to placement tries ."""
+    """The planned start is kept with them."""
     world = World({"north": 4}, PLANNED)
     world.submit(fixed(north=2), run_time=1000)
     limited = world.submit(nonfixed(4), max_placement_tries=8)

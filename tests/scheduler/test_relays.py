@@ -321,7 +321,11 @@ def test_loss_of_relays_outside_a_site_is_no_error_of_its_cluster(is_elsewhere: 
 
 @pytest.mark.parametrize(
     ("rules", "narrow", "starts"),
-    [(Rules(plan_after=None), Priority.LOW, False), (Rules(), Priority.LOW, True), (Rules(), Priority.HIGH, False)],
+    [
+        (Rules(plan_after=None), Priority.LOW, False),
+        (Rules(plan_after=0), Priority.LOW, True),
+        (Rules(plan_after=0), Priority.HIGH, False),
+    ],
     ids=["without a plan", "with a plan", "the plan does not bind high priority"],
 )
 def test_streams_are_reserved_for_a_job_that_has_waited_long(rules: Rules, narrow: Priority, starts: bool) -> None:

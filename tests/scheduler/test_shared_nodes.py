@@ -104,7 +104,7 @@ def test_jobs_that_share_are_placed_on_partly_used_nodes() -> None:
     whole, wide = world.submit(flexible(1)), world.share(cores=2)
     world.advance(5)
     assert [world.state(job) for job in (whole, wide)] == [JobState.QUEUED] * 2
-    spec = JobSpec(flexible(1), ("true",), cores=1, share=True, walltime=60.0)
+    spec = JobSpec(flexible(1), ("true",), cores=1, share=True)
     assert explain_submission(world.queries, spec, world.now).placement is not None
     assert isinstance(world.queries.questions.ask(spec, world.queries.grid.view()), Placement)
     text = explain_submission(world.queries, replace(spec, cores=3), world.now).clusters[0].reason
@@ -162,7 +162,7 @@ def test_components_that_share_are_not_preempted_after_a_restart() -> None:
 @pytest.mark.parametrize("share", [{}, {"share": True, "cores": CORES}])
 def test_aged_job_keeps_others_from_sharing_its_nodes(share: dict[str, Any]) -> None:
     """Without the plan, small jobs would always overlap, so that no node would ever be idle."""
-    world = SharingWorld({"north": 2}, Rules(scan_interval=10, high_scans_per_low=1))
+    world = SharingWorld({"north": 2}, Rules(plan_after=0, scan_interval=10, high_scans_per_low=1))
     for _ in range(3):
         world.share(cores=1, run_time=30)
         world.advance(5)

@@ -238,7 +238,7 @@ def test_queue_of_site_does_not_block_other_sites() -> None:
 
 
 def test_queues_of_sites_are_ordered_by_name() -> None:
-    world = World({"north": 4, "south": 4, "west": 2}, Rules(**FEASIBLE, plan_after=None))
+    world = World({"north": 4, "south": 4, "west": 2}, Rules(**FEASIBLE))
     wide_job = world.submit(fixed(north=4, south=4, west=2), run_time=50.0, priority=Priority.HIGH)
     world.advance(1)
     homes = ("", "west", "south", "north")

@@ -204,7 +204,7 @@ def test_steps_with_random_events_leave_no_job_untried(
     tries: int, queue: QueueMode, event_driven: bool, actions: list[tuple[str, Any]]
 ) -> None:
     """Invariants are checked at each step, those of waiting jobs whenever all were tried."""
-    rules = {"queue": queue, "event_driven": event_driven, "high_scans_per_low": 1}
+    rules = {"queue": queue, "event_driven": event_driven, "plan_after": 0, "high_scans_per_low": 1}
     world = report_all(create_limited_world({"north": 4, "south": 3}, tries, **rules))
     users: list[tuple[str, str]] = []
     for action, value in actions:

@@ -193,7 +193,7 @@ def test_other_orders_list_largest_first_and_unknown_last(
 
 def test_entry_has_use_of_whole_job(stores: Stores) -> None:
     claimed = {"claimed_at": 100.0, "ended_at": 110.0}
-    measured = {"accounted_nodes": 2, "cpu_time": 15.0, "cpu_available": 40.0, "peak_memory": 7}
+    measured = {"cpu_time": 15.0, "cpu_available": 40.0, "peak_memory": 7}
     components = (
         Component(0, "north", 2, ComponentState.ENDED, **claimed, measured_nodes=2, **measured),  # type: ignore[arg-type]
         Component(1, "south", 1, ComponentState.ENDED, **claimed),  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_entry_has_use_of_whole_job(stores: Stores) -> None:
     write_jobs(stores, [replace(second, state=JobState.FAILED, reason="exited with 3", exit_code=3, ended_at=111.0)])
     (entry,) = stores.history.ended_page(ANY_TIME).jobs
     assert (entry.clusters, entry.nodes) == (("north", "south"), 3)
-    assert (entry.measured_nodes, entry.accounted_nodes) == (2, 2)
+    assert entry.measured_nodes == 2
     assert (entry.node_seconds, entry.wait_time, entry.run_time) == (20.0 + 30.0, 21.0, 10.0)
     assert (entry.cpu_time, entry.cpu_available, entry.peak_memory, entry.efficiency) == (15.0, 40.0, 7, 0.375)
     assert (entry.reason, entry.exit_code, entry.restarts, entry.memory) == ("exited with 3", 3, 1, 64)

@@ -8,7 +8,6 @@ from sqlalchemy import func, select
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import tables
 from koalapy.store.history import HistoryStore
@@ -39,8 +38,6 @@ def write_ended_jobs(stores: Stores, first: int, last: int, spec: JobSpec = SPEC
     stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     for ident in jobs:
         stores.files.save_result(StoredResult(ident, 2, 0, "north", 7, 1, 1.0))
-    values = (PredictionKind.START, 1.0, PredictionSource.DAEMON, 1, 1.0, 2.0, 3.0)
-    stores.predictions.add_predictions([Prediction(ident, *values) for ident in jobs])
 
 
 def count_rows(stores: Stores, job: int) -> dict[str, int]:

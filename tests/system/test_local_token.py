@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from koalapy.client.client import Client
 from koalapy.model.errors import UsageError
@@ -52,19 +50,6 @@ def mode_of(path: Path) -> int:
 def test_check_token_rejects_weak_tokens(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         check_token(token)
-
-
-@given(token=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=100))
-def test_check_token_returns_long_token(token: str) -> None:
-    assert check_token(token) == token
-
-
-def test_local_token_is_stored_privately(tmp_path: Path) -> None:
-    os.umask(os.umask(0))  # whatever the umask is
-    token, reason = load_or_make_token(tmp_path)
-    assert (mode_of(tmp_path / "token"), reason) == (0o600, "")
-    assert load_or_make_token(tmp_path) == (check_token(token), "")
-    assert os.listdir(tmp_path) == ["token"]
 
 
 @pytest.mark.evidence("A1")
@@ -353,12 +338,3 @@ def test_register_start_with_replaced_or_missing_entry_leaves_the_other(state: P
         entry.unlink()
         entry.write_text("of another daemon")
     assert entry.read_text() == "of another daemon"
-
-
-def test_register_start_creates_folders_for_this_account_only(state: Path) -> None:
-    umask = os.umask(0o022)
-    try:
-        with register_start(9):
-            assert [mode_of(folder) for folder in (state.parent, state)] == [0o700, 0o700]
-    finally:
-        os.umask(umask)

@@ -2,8 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter
 
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
-from koalapy.agent.lrm.port import PREEMPTED, Fault, JobUse, LrmJob, LrmJobState
+from koalapy.agent.lrm.port import PREEMPTED, Fault, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import NodeRequirement
@@ -132,8 +131,6 @@ class Component:
     refused_sizes: RefusedSizes = ""
     exceeded: Literal["", "memory"] = ""
     """Limit for which its resource manager ended it, except the walltime."""
-    accounted_use: JobUse | None = None
-    """Use of processors and memory by its job, as its resource manager accounts it."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False
@@ -176,7 +173,6 @@ class Component:
             component.ended = True
             for name in END_FIELDS & end.keys():
                 setattr(component, name, end[name])
-            component.accounted_use = JobUse(**use) if (use := end.get("use")) else None
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
         return component
@@ -293,11 +289,16 @@ class Component:
         )
 
     def _node_use(self) -> ProgramUse | None:
-        """Return the use of the nodes, by the runners or the accounting; None if unknown, and before the end."""
-        if not self.ended:
+        """Return the use of the nodes with a report of their runner; None without any, and before the end."""
+        usages = [usage for node in self.nodes if node.result and (usage := node.result.get("usage"))]
+        if not self.ended or not usages:
             return None
-        usages = (usage for node in self.nodes if node.result and (usage := node.result.get("usage")))
-        return select_use(sum_usages(usages), self.accounted_use if self.plan is not None else None, self.size)
+        return ProgramUse(
+            nodes=len(usages),
+            cpu_time=sum(usage["cpu"] for usage in usages),
+            cpu_available=sum(usage["processors"] * usage["seconds"] for usage in usages),
+            peak_memory=max(usage["memory"] for usage in usages),
+        )
 
     @property
     def may_fail(self) -> bool:
@@ -367,7 +368,6 @@ class Component:
             self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
         results = [n.result for n in self.nodes]
         reason = job.reason if job else f"{lrm} no longer knows it"
-        self.accounted_use = job.use if job else None
         self.relay_lost |= reason.startswith(PREEMPTED) and self.may_fail
         if job is None and not all(results):
             self.fail(reason)
@@ -401,8 +401,8 @@ class Component:
         """Record the end in the journal and report output that is lost with it."""
         self.ended = True
         self.output.close()
-        facts = {name: getattr(self, name) for name in END_FIELDS} | {"hosts": [n.host for n in self.nodes]}
-        self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
+        end = {name: getattr(self, name) for name in END_FIELDS} | {"hosts": [n.host for n in self.nodes]}
+        self.folder.note_entry(end=end)
 
     def mark_collected(self, problem: str) -> None:
         """Record that the results were sent or are lost; ``problem`` is reported, but is not a failure."""
@@ -436,52 +436,3 @@ class Component:
         if code != 0:
             return code
         return 0 if all(n.result and n.result["code"] == 0 for n in self.nodes) else None
-
-
-MAX_BYTES = 2**53
-"""A larger amount of memory is an error of the accounting."""
-RUNNER_CPU_S = 10.0
-"""Processor seconds on a node that the accounting may count beyond the program: the runner and the job's script."""
-RUNNER_CPU_SHARE = 0.05
-"""The same relative to the program's processor time, since a runner works for as long as the program writes."""
-
-
-def sum_usages(usages: Iterable[dict[str, Any]]) -> ProgramUse | None:
-    """Return the use of all nodes with a report of their runner; None without any."""
-    reported = list(usages)
-    if not reported:
-        return None
-    return ProgramUse(
-        nodes=len(reported),
-        cpu_time=sum(usage["cpu"] for usage in reported),
-        cpu_available=sum(usage["processors"] * usage["seconds"] for usage in reported),
-        peak_memory=max(usage["memory"] for usage in reported),
-    )
-
-
-def select_use(measured: ProgramUse | None, accounted: JobUse | None, nodes: int) -> ProgramUse | None:
-    """Return the accounting of a component's job if it covers more than the measurement by runners, else the latter.
-
-    Runners measure the program alone. The accounting counts the whole job with its runners and waits, but also nodes of
-    which the runner was killed, and processes that are not descendants of a runner. It covers more if it counts more
-    nodes, or more processor time than the program and its runners used. The peak memory is the largest of both.
-    ``nodes``: nodes of the component. Return None if neither is known.
-    """
-    if accounted is None or (measured is None and accounted.cpu_available is None):
-        return measured
-    counted = min(nodes, accounted.nodes or (measured.nodes if measured is not None else nodes))
-    if measured is not None:
-        explained = measured.cpu_time * (1 + RUNNER_CPU_SHARE) + RUNNER_CPU_S * counted
-        counts_more_nodes = counted > measured.nodes and accounted.cpu_time >= measured.cpu_time
-        if counted < measured.nodes or not (counts_more_nodes or accounted.cpu_time > explained):
-            return measured
-    available = accounted.cpu_available if measured is None else accounted.cpu_available or measured.cpu_available
-    reported_peaks = (accounted.peak_memory, measured.peak_memory if measured is not None else None)
-    peaks = [peak for peak in reported_peaks if peak is not None and peak <= MAX_BYTES]
-    return ProgramUse(
-        nodes=counted,
-        cpu_time=accounted.cpu_time,
-        cpu_available=available or 0.0,
-        peak_memory=max(peaks, default=None),
-        accounted=True,
-    )

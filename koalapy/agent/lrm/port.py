@@ -1,7 +1,6 @@
 """The interface of local resource managers (LRMs), and the features of each kind."""
 
 import asyncio
-import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,20 +64,6 @@ PREEMPTED = "preempted by another job"
 
 
 @dataclass(frozen=True, slots=True)
-class JobUse:
-    """The use of processors and memory by an ended job, by the accounting of its resource manager."""
-
-    cpu_time: float
-    """Processor seconds of all its processes."""
-    cpu_available: float | None = None
-    """Processor seconds that it had; None: unknown."""
-    peak_memory: int | None = None
-    """Largest resident memory on one node, in bytes; None: unknown."""
-    nodes: int | None = None
-    """Number of its nodes that were counted; None: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
 class LrmJob:
     """A grid job in the resource manager. ``nodes`` are host names, empty until they are allocated."""
 
@@ -101,8 +86,6 @@ class LrmJob:
     user: str = ""
     """The account that it runs as; empty for the agent's own."""
     exceeded: Exceeded = ""
-    use: JobUse | None = None
-    """Its use of processors and memory; None before its end, and without accounting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +96,10 @@ class JobEnd:
     lost: bool = False
     reason: str = ""
     exceeded: Exceeded = ""
-    use: JobUse | None = None
 
     def apply_to(self, job: LrmJob) -> LrmJob:
         """Return the job with these fields."""
-        return replace(
-            job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded, use=self.use
-        )
-
-
-_WALLCLOCK_NAMES = ("ru_wallclock", "walltime", "wallclock")
-_SECONDS = re.compile(r"([0-9]{1,12})(?:\.[0-9]{1,9})?s?", re.ASCII)
-_CLOCK = re.compile(r"([0-9]{1,6}):([0-9]{2}):([0-9]{2})(?:\.[0-9]+)?", re.ASCII)
-
-
-def _read_seconds(text: str) -> float | None:
-    """Return the seconds of ``12.5``, ``12.5s`` or ``01:02:03``; None for another text."""
-    if (clock := _CLOCK.fullmatch(text.strip())) is not None:
-        return float(int(clock[1]) * 3600 + int(clock[2]) * 60 + int(clock[3]))
-    return float(text.strip().rstrip("s")) if _SECONDS.fullmatch(text.strip()) else None
+        return replace(job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +110,6 @@ class DrmaaEnding:
     exit_code: int | None = None
     signal: str = ""
     aborted: bool = False
-    usage: Mapping[str, str] = field(default_factory=dict)
-    """The use of resources in the library's own words; empty if it reports none."""
-
-    @property
-    def use(self) -> JobUse | None:
-        """The use of processors, in the words of Grid Engine, PBS or Slurm; None if the library reports none.
-
-        The number of nodes is not known, and neither is resident memory: libraries differ in units and meaning.
-        """
-        if (cpu_time := _read_seconds(self.usage.get("cpu", ""))) is None:
-            return None
-        wallclock = next(filter(None, (_read_seconds(self.usage.get(name, "")) for name in _WALLCLOCK_NAMES)), None)
-        slots = _read_seconds(self.usage.get("slots", ""))
-        return JobUse(cpu_time, wallclock * slots if wallclock and slots else None)
 
     @property
     def signal_number(self) -> int | None:
@@ -329,7 +283,7 @@ class PolledLrm(Lrm):
 
 
 class JobControl(Protocol):
-    """Submits and cancels jobs, by commands or a DRMAA library. It raises ``SiteUnavailable`` or ``SiteRejected``.
+    """Submits and cancels jobs, by a DRMAA library or ``qsub``. It raises ``SiteUnavailable`` or ``SiteRejected``.
 
     Methods with a default are for libraries, which report endings themselves and must be closed.
     """

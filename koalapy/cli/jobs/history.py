@@ -39,7 +39,7 @@ CSV_COLUMNS = (
         "nodes",
     ),
     *("submitted_at", "started_at", "ended_at", "wait_time", "run_time", "node_seconds", "measured_nodes"),
-    *("accounted_nodes", "cpu_time", "cpu_available", "efficiency", "peak_memory", "memory", "reason"),
+    *("cpu_time", "cpu_available", "efficiency", "peak_memory", "memory", "reason"),
 )
 
 

@@ -65,10 +65,6 @@ def _seconds_between(start: str, end: str) -> float:
     return max(0.0, (_parse_time(end) - _parse_time(start)).total_seconds())
 
 
-def signed_duration(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{format_duration(abs(seconds))}"
-
-
 def format_moment(moment: str | None) -> str:
     """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
@@ -351,14 +347,10 @@ def list_use(job: Json) -> list[tuple[str, str]]:
     used = sum(c["cpu_time"] or 0.0 for c in with_times) if with_times else None
     available = sum(c["cpu_available"] or 0.0 for c in with_times) if with_times else None
     peak = max((c["peak_memory"] for c in components if c["peak_memory"] is not None), default=None)
-    facts = [
+    return [
         ("CPU used", format_cpu_use(used, available, measured, nodes)),
         ("memory used", format_memory_use(peak, job["memory"], measured, nodes)),
     ]
-    if accounted := sum(c["accounted_nodes"] for c in components):
-        others = f" for {accounted} of {measured} nodes, runners for the others" if accounted < measured else ""
-        facts.append(("measured by", f"accounting of the resource manager{others}"))
-    return facts
 
 
 MAX_EDGES = 20

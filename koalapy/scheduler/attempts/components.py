@@ -174,7 +174,6 @@ class Components:
         if (use := status.use) is not None and use.nodes > component.measured_nodes:
             changes["measured_nodes"], changes["peak_memory"] = use.nodes, use.peak_memory
             changes["cpu_time"], changes["cpu_available"] = use.cpu_time, use.cpu_available
-            changes["accounted_nodes"] = use.nodes if use.accounted else 0
         if status.lease != component.lease:
             changes["lease"] = status.lease
         if component.unknown_since is not None:

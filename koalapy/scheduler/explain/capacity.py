@@ -117,13 +117,14 @@ class _FutureGrid:
         self._spare: dict[ClusterName, int] = {}
         """Nodes beyond those promised, reserved and doubted; negative if others get the next released nodes."""
         self._most: dict[ClusterName, int] = {}
+        plan = dry_run.queries.queues.plan
+        is_late = plan.is_delayed_by(plan.duration_of(base))
         for cluster in dry_run.queries.grid.clusters():
             offered = self._now.get(cluster.name)
             idle = offered.idle if offered is not None else 0
             self._spare[cluster.name] = idle or cluster.nodes.surplus - dry_run.reserved_nodes(cluster.name, base)
-            self._most[cluster.name] = (
-                cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
-            )
+            most = cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
+            self._most[cluster.name] = plan.limit(base.priority, is_late, cluster, most)
         self._views: dict[int, GridView] = {0: self._now}
 
     def view(self, count: int) -> GridView:

@@ -231,7 +231,10 @@ class Offers:
 
     def idle_test(self, priority: Priority) -> Callable[[Needs], bool]:
         """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""
-        early, late = (self._ordinary[priority, is_late].idle_test() for is_late in (False, True))
+        early = self._ordinary[priority, False].idle_test()
+        if not self._plan.binds(priority):
+            return early
+        late = self._ordinary[priority, True].idle_test()
         is_delayed_by = self._plan.is_delayed_by
         return lambda needs: (late if is_delayed_by(needs.duration) else early)(needs)
 
@@ -418,7 +421,10 @@ class Candidates:
         """Yield the job with the planned start first, then those that may use kept nodes, then all in order."""
         queue, plan = self._queues[priority], self._queues.plan
         while (planned := plan.job) is not None and planned in queue:
-            yield Candidate(planned, self._offer_to(planned, priority))
+            offer = self._offers.for_planned(self._ledger.jobs[planned])
+            if not offer.idle_test()(queue.group_of(planned).needs):
+                break
+            yield Candidate(planned, offer)
             if planned == plan.job:
                 break
         if priority is Priority.LOW:

@@ -66,7 +66,7 @@ class PlacementQueues:
     def __len__(self) -> int:
         return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
-    def shape(self, spec: JobSpec, barred: Barred = NOTHING_BARRED) -> Shape:
+    def shape(self, spec: JobSpec, barred: Barred = NOTHING_BARRED, duration: Duration | None = None) -> Shape:
         """Return all properties of a job on which its policy depends; ``barred``: sizes that were rejected."""
         learned: tuple[object, ...] = ()
         if self._learns(spec):
@@ -80,7 +80,6 @@ class PlacementQueues:
         ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
         until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
-        lasts = (self.plan.duration_of(spec),) if self._rules.plans_starts else ()
         owner = ("owner", spec.owner) if self._rules.queue_order == "fair-share" else ()
         return (
             spec.policy,
@@ -94,8 +93,8 @@ class PlacementQueues:
             *ranks,
             *refused,
             *until,
-            *lasts,
             *owner,
+            duration or self.plan.duration_of(spec),
         )
 
     def duration_of(self, spec: JobSpec, job: Job | None = None) -> Duration:
@@ -224,8 +223,8 @@ class PlacementQueues:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
-        shape, ask = self.shape(spec, job.barred_sizes(self._state.now)), self._use.demand_of(spec)
-        duration = self.plan.duration_of(spec)
+        ask, duration = self._use.demand_of(spec), self.plan.duration_of(spec)
+        shape = self.shape(spec, job.barred_sizes(self._state.now), duration)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.waits_since, duration)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
@@ -259,11 +258,14 @@ class PlacementQueues:
         return job.id in self._queues[job.spec.priority] or job.id in self._pausing
 
     def renew(self, array: Job) -> None:
-        """Keep an array in its queue after a task was placed, with no tries: another task may be placed at once."""
+        """Keep an array in its queue after a task was placed, with no tries: another task may be placed at once.
+
+        For the plan it waits from now on, so that it does not keep the planned start from other jobs.
+        """
         priority = array.spec.priority
         if self._rules.queue != "scan" and self._use.demand_of(array.spec) is not None:
             self.wake_all()  # its use may bar jobs of its owner that blocked other jobs
-        self._queues[priority].renew(array.id, array.waits_since)
+        self._queues[priority].renew(array.id, self._state.now)
         self.record_tries(array)
 
     def try_again(self, job: Job, *, is_newcomer: bool = False) -> None:

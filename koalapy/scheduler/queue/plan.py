@@ -22,7 +22,7 @@ from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
-from koalapy.scheduler.queue.queue import Duration, Entry, IdleSummary, PlacementQueue
+from koalapy.scheduler.queue.queue import UNLIMITED, Duration, Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.state import SchedulerState
 
 MARGIN_S = 60.0
@@ -34,6 +34,8 @@ ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 requests and similar run times are tried together."""
 HOLDS_NO_NODES = (ComponentState.PLACED, ComponentState.DELIVERING, ComponentState.ENDED)
 
+Alike = tuple[str, Size]
+"""The application and the size of jobs with similar run times."""
 Evaluate = Callable[[JobSpec, GridView, Barred], Placement | Refusal]
 """Returns the answer of a job's policy on a view, without the clusters that rejected the job."""
 
@@ -67,8 +69,11 @@ class Plan:
         """The priorities of the jobs that must leave the planned nodes."""
         self._streams = 0
         """Streams over the hub that the job would need."""
-        self._estimates: dict[tuple[str, Size], float] = {}
+        self._estimates: dict[Alike, float] = {}
         """Estimated run times by application and size, as of the last periodic scan."""
+        self._alike: dict[JobId, Alike] = {}
+        """The applications and sizes of active jobs without a walltime, as far as they were needed."""
+        self._ledger.on_job_removed.append(self._forget)
         self._is_stale = True
         self._awaits_grid = False
         """Whether the job that had the plan does not fit the grid without the scheduler's jobs any more."""
@@ -100,17 +105,21 @@ class Plan:
         return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
-        """Return how long a job is expected to run: its walltime, or what is known of such jobs."""
+        """Return how long a job is expected to run: its walltime, or what is known of such jobs.
+
+        It has no limit while no starts are planned.
+        """
+        if not self._rules.plans_starts:
+            return UNLIMITED
         seconds, is_certain = spec.walltime, True
         if seconds is None:
-            seconds, is_certain = self._estimate(spec), False
+            seconds, is_certain = self._estimate(spec, (application_of(spec), run_size(spec))), False
         step = next(step for most, step in ROUNDING if seconds <= most)
         return Duration(ceil(seconds / step) * step, is_certain)
 
-    def _estimate(self, spec: JobSpec) -> float:
+    def _estimate(self, spec: JobSpec, alike: Alike) -> float:
         if self._rules.default_walltime is not None:
             return self._rules.default_walltime
-        alike = application_of(spec), run_size(spec)
         if alike not in self._estimates:
             learned = self._state.experience.expected_at_most(spec)
             self._estimates[alike] = UNKNOWN_S if learned is None else learned
@@ -215,11 +224,25 @@ class Plan:
         if job == self.job:
             self.job, self._is_stale = None, True
 
-    def note_placement(self, placed: Job, placement: Placement, *, is_planned: bool) -> None:
+    def _forget(self, job: Job) -> None:
+        """Forget a job that the ledger removes."""
+        self._alike.pop(job.id, None)
+        self._turns = {priority: turn for priority, turn in self._turns.items() if turn != job.id}
+        if job.id == self._last_placed:
+            self._last_placed = None
+
+    def binds(self, priority: Priority) -> bool:
+        """Return whether jobs of a priority must leave the planned nodes by the planned start."""
+        return priority in self._binds
+
+    def note_placement(self, placed: Job, placement: Placement, duration: Duration, *, is_planned: bool) -> None:
         """Keep the planned nodes until a placed job requests them, or subtract those that another one uses beyond."""
         if is_planned:
             self.job, self._placed, self._last_placed, self._is_stale = None, placed.id, placed.id, True
-        elif self.is_delayed_by(self.duration_of(placed.spec)):
+            self._turns.pop(placed.spec.priority, None)
+        elif placed.spec.priority not in self._binds:
+            self._is_stale |= any(component.cluster in self._limits for component in placement.components)
+        elif self.is_delayed_by(duration):
             for component in placement.components:
                 if component.cluster in self._limits:
                     self._limits[component.cluster] -= component.size
@@ -400,7 +423,9 @@ class Plan:
             return now + MARGIN_S
         if job.spec.walltime is not None:
             return max(began + job.spec.walltime, now + MARGIN_S)
-        lasts = self._estimate(job.spec)
+        if (alike := self._alike.get(job.id)) is None:
+            alike = self._alike[job.id] = application_of(job.spec), run_size(job.spec)
+        lasts = self._estimate(job.spec, alike)
         while began + lasts <= now:
             lasts *= 2
         return began + lasts

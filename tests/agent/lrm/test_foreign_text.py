@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.agent.lrm.commands import CommandResult, Commands
 from koalapy.agent.lrm.sge.answers import read_accounting, read_hosts, read_listing
 from koalapy.agent.lrm.slurm.answers import read_columns, read_nodes
-from koalapy.agent.lrm.slurm.commands import _HINTS, _TRANSIENT, read_uses
+from koalapy.agent.lrm.slurm.commands import _HINTS, _TRANSIENT
 from koalapy.agent.lrm.slurm.limits import read_account_limit, read_reservations
 from koalapy.agent.lrm.slurm.offer import read_partitions
 from koalapy.model.errors import SiteRejected
@@ -42,13 +42,6 @@ def insert_line(text: str, position: int, line: str) -> str:
     return "".join([*lines[: position % (len(lines) + 1)], f"{line}\n", *lines[position % (len(lines) + 1) :]])
 
 
-@given(st.integers(0, 10), FOREIGN)
-def test_foreign_line_in_squeue_costs_no_job(position: int, line: str) -> None:
-    text = recorded_queue()
-    expected = read_columns(text.encode(), "koala-", {1500, 1501})
-    assert read_columns(insert_line(text, position, line).encode(), "koala-", {1500, 1501}) == expected
-
-
 @given(st.integers(0, 3), st.sampled_from(["x", "1500", ""]))
 def test_broken_line_of_squeue_costs_one_job(position: int, replacement: str) -> None:
     lines = recorded_queue().splitlines(keepends=True)
@@ -76,7 +69,6 @@ def test_foreign_line_in_qstat_costs_nothing(position: int, line: str, name: str
 @given(st.integers(0, 200), FOREIGN)
 def test_foreign_line_in_lines_of_fields_costs_nothing(position: int, line: str) -> None:
     for read, text in (
-        (read_uses, read_answer("slurm", "sacct-24.11.txt")),
         (read_accounting, read_answer("sge", "qacct.txt")),
         (read_reservations, RESERVATIONS),
         (read_hosts_of_text, HOSTS),

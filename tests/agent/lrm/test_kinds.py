@@ -30,6 +30,12 @@ def test_make_lrm_with_unclosed_quote_is_rejected(kind: str, tmp_path: Path) -> 
         make_lrm(settings)
 
 
+def test_make_lrm_of_slurm_with_library_is_rejected(tmp_path: Path) -> None:
+    settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind="slurm", library="/x/libdrmaa.so")
+    with pytest.raises(SiteRejected, match="Slurm is driven by its commands"):
+        make_lrm(settings)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_local_kind_is_on_this_host(kind: str) -> None:
     assert ClusterSection(kind=kind).is_embedded == KINDS[kind].on_this_host

@@ -22,7 +22,6 @@ from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
-from tests.needs import ROOT, needs
 
 
 def make_member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
@@ -46,14 +45,6 @@ def add_bundle(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
     ident = hashlib.sha256(content).hexdigest()
     daemon_files.bundles[ident] = content
     return StageBundle(id=ident, size=len(content))
-
-
-async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
-    folder = north.start_stage()
-    status = await north.wait_for_state("done")
-    assert (status.size, status.staged, status.moved) == (0, 0, ())
-    assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
-    assert os.listdir(folder) == []
 
 
 async def test_local_replica_is_linked(north: FileSite) -> None:
@@ -368,28 +359,6 @@ async def test_folder_is_removed_after_unpacking_has_ended(
     await north.wait_until(lambda: len(events) == 3)
     assert events == ["unpacked", "removed", "removed"]
     await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
-
-
-@pytest.mark.processes
-@needs(ROOT)
-def test_read_only_stage_is_removed(tmp_path: Path) -> None:
-    tree = tmp_path / "nobodys" / "tree"
-    (tree / "a" / "b").mkdir(parents=True)
-    (tree / "a" / "b" / "c").touch()
-    (tmp_path / "elsewhere").mkdir(mode=0o755)
-    (tree / "link").symlink_to(tmp_path / "elsewhere")
-    for path in (tree.parent, tree, tree / "a", tree / "a" / "b"):
-        os.chown(path, 65534, 65534)
-        path.chmod(0o500 if path != tree.parent else 0o700)
-    child = os.fork()
-    if child == 0:
-        os.chdir(tree.parent)
-        os.setuid(65534)
-        remove_tree(Path("tree"))
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert not tree.exists()
-    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
 async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:

@@ -64,26 +64,26 @@ insert into "attempts" ("job_id", "generation", "placed_at", "barrier_at", "laun
 (12, 1, 110.0, null, null, 119.0, null, 'infrastructure-failure: node gone', 116.0, 115.5, '5eed1'),
 (14, 1, 110.0, 120.0, 121.0, null, null, '', 116.0, 115.5, '5eed1'),
 (6, 2, 110.0, 120.0, 121.0, null, null, '', 116.0, 115.5, '5eed2');
-insert into "components" ("job_id", "generation", "index", "cluster", "size", "state", "request_index", "hosts", "lrm_job", "exit_code", "error", "infrastructure", "unknown_since", "lease", "lost_at", "claimed_at", "ended_at", "submitted_at", "sources", "transfer_time", "replaces", "superseded", "staging_since", "stage_size", "staged", "staged_at", "warned_at", "node_class", "measured_nodes", "accounted_nodes", "cpu_time", "cpu_available", "peak_memory") values
-(6, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, 'node gone', true, null, null, null, 118.5, 119.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(8, 2, 0, 'north', 4, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 0, '', false, null, null, null, 118.5, 140.0, 116.0, '["west", "north"]', 2.5, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(8, 2, 1, 'west', 1, 'ended', null, '[]', null, null, 'lost', true, null, null, null, null, null, null, '[]', 0.0, null, true, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(8, 2, 2, 'south', 2, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 0, '', false, null, null, null, 118.5, 140.0, 116.0, '[]', 0.0, 1, false, null, 300, 300, null, null, '', 0, 0, null, null, null),
-(3, 1, 0, 'north', 2, 'placed', 0, '[]', null, null, '', false, null, null, null, null, null, null, '["south"]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(4, 1, 0, 'north', 2, 'waiting', null, '[]', '9', null, '', false, null, null, null, null, null, 116.0, '[]', 0.0, null, false, null, 0, 0, 115.0, null, '', 0, 0, null, null, null),
-(4, 1, 1, 'south', 1, 'submitted', 1, '[]', null, null, '', false, null, null, null, null, null, null, '[]', 0.0, null, false, 110.0, 0, 7, null, null, '', 0, 0, null, null, null),
-(5, 1, 0, 'north', 3, 'claimed', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(7, 1, 0, 'west', 3, 'running', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, 150.0, 2400.0, 2604.0, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(9, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 4294967295, '', false, null, null, null, 118.5, 140.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(10, 1, 0, 'north', 6, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, 3720.5, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(12, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, 'node gone', true, null, null, null, 118.5, 119.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(14, 1, 0, 'north', 3, 'delivering', null, '["127.0.1.1", "127.0.1.2"]', '7', 3, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null),
-(6, 2, 0, 'south', 3, 'running', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, 0, null, null, null);
-insert into "history" ("job_id", "ended_at", "owner", "name", "state", "clusters", "nodes", "wait_time", "run_time", "node_seconds", "measured_nodes", "accounted_nodes", "cpu_time", "cpu_available", "peak_memory") values
-(8, 141.0, 'bob', 'poisson 1', 'succeeded', '["north", "south"]', 6, 12.0, 20.0, 129.0, 0, 0, null, null, null),
-(9, 142.0, 'cyd', '', 'failed', '["north"]', 3, 11.0, 22.0, 64.5, 0, 0, null, null, null),
-(10, 3721.0, 'bob', 'poisson 1', 'failed', '["north"]', 6, 10.0, 3600.5, 21612.0, 0, 0, null, null, null),
-(11, 130.0, 'ada', 'wave', 'cancelled', '[]', 0, null, null, 0.0, 0, 0, null, null, null);
+insert into "components" ("job_id", "generation", "index", "cluster", "size", "state", "request_index", "hosts", "lrm_job", "exit_code", "error", "infrastructure", "unknown_since", "lease", "lost_at", "claimed_at", "ended_at", "submitted_at", "sources", "transfer_time", "replaces", "superseded", "staging_since", "stage_size", "staged", "staged_at", "warned_at", "node_class", "measured_nodes", "cpu_time", "cpu_available", "peak_memory") values
+(6, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, 'node gone', true, null, null, null, 118.5, 119.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(8, 2, 0, 'north', 4, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 0, '', false, null, null, null, 118.5, 140.0, 116.0, '["west", "north"]', 2.5, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(8, 2, 1, 'west', 1, 'ended', null, '[]', null, null, 'lost', true, null, null, null, null, null, null, '[]', 0.0, null, true, null, 0, 0, null, null, '', 0, null, null, null),
+(8, 2, 2, 'south', 2, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 0, '', false, null, null, null, 118.5, 140.0, 116.0, '[]', 0.0, 1, false, null, 300, 300, null, null, '', 0, null, null, null),
+(3, 1, 0, 'north', 2, 'placed', 0, '[]', null, null, '', false, null, null, null, null, null, null, '["south"]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(4, 1, 0, 'north', 2, 'waiting', null, '[]', '9', null, '', false, null, null, null, null, null, 116.0, '[]', 0.0, null, false, null, 0, 0, 115.0, null, '', 0, null, null, null),
+(4, 1, 1, 'south', 1, 'submitted', 1, '[]', null, null, '', false, null, null, null, null, null, null, '[]', 0.0, null, false, 110.0, 0, 7, null, null, '', 0, null, null, null),
+(5, 1, 0, 'north', 3, 'claimed', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(7, 1, 0, 'west', 3, 'running', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, 150.0, 2400.0, 2604.0, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(9, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', 4294967295, '', false, null, null, null, 118.5, 140.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(10, 1, 0, 'north', 6, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, 3720.5, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(12, 1, 0, 'north', 3, 'ended', null, '["127.0.1.1", "127.0.1.2"]', '7', null, 'node gone', true, null, null, null, 118.5, 119.0, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(14, 1, 0, 'north', 3, 'delivering', null, '["127.0.1.1", "127.0.1.2"]', '7', 3, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null),
+(6, 2, 0, 'south', 3, 'running', null, '["127.0.1.1", "127.0.1.2"]', '7', null, '', false, null, null, null, 118.5, null, 116.0, '[]', 0.0, null, false, null, 0, 0, null, null, '', 0, null, null, null);
+insert into "history" ("job_id", "ended_at", "owner", "name", "state", "clusters", "nodes", "wait_time", "run_time", "node_seconds", "measured_nodes", "cpu_time", "cpu_available", "peak_memory") values
+(8, 141.0, 'bob', 'poisson 1', 'succeeded', '["north", "south"]', 6, 12.0, 20.0, 129.0, 0, null, null, null),
+(9, 142.0, 'cyd', '', 'failed', '["north"]', 3, 11.0, 22.0, 64.5, 0, null, null, null),
+(10, 3721.0, 'bob', 'poisson 1', 'failed', '["north"]', 6, 10.0, 3600.5, 21612.0, 0, null, null, null),
+(11, 130.0, 'ada', 'wave', 'cancelled', '[]', 0, null, null, 0.0, 0, null, null, null);
 insert into "history_clusters" ("job_id", "cluster", "ended_at") values
 (8, 'north', 141.0),
 (8, 'south', 141.0),

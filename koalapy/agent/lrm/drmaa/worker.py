@@ -1,4 +1,4 @@
-"""The process that holds one DRMAA session for an agent: ``worker.py PARENT_PID CONTACT``.
+"""The process that holds one DRMAA session for an agent: ``worker.py PARENT_PID``.
 
 A DRMAA library may hang, exit or crash; here it cannot harm the agent. Messages are JSON, one a line: requests on
 standard input, replies and notices of ended jobs on a copy of standard output. The library may write to standard output
@@ -26,8 +26,6 @@ POLL_INTERVAL_S = 0.05
 """Time between two queries of ended jobs, while there are jobs."""
 POLL_COST_FACTOR = 10
 """Minimum time between two queries, as a multiple of the time that the last one took."""
-MAX_RESOURCES = 100
-MAX_RESOURCE_LENGTH = 100
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,9 +57,9 @@ class Worker:
         self._out = out
         self._jobs: set[str] = set()
 
-    def serve(self, contact: str, requests: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+    def serve(self, requests: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
         """Answer requests and report ended jobs until a request is None."""
-        self._session.initialize(contact or None)
+        self._session.initialize()
         try:
             session = self._session
             about = {"system": session.drmsInfo, "implementation": session.drmaaImplementation}
@@ -152,23 +150,9 @@ class Worker:
                     "exit_code": info.exitStatus if info.hasExited else None,
                     "signal": info.terminatedSignal if info.hasSignal else "",
                     "aborted": info.wasAborted,
-                    "usage": decode_usage(getattr(info, "resourceUsage", None)),
                 }
             self._jobs.discard(job)
             self.send({"ended": ended})
-
-
-def decode_usage(usage: Any) -> dict[str, str]:
-    """Return the resources that a library reports as used, as texts; empty for anything but names and values."""
-    if not isinstance(usage, dict):
-        return {}
-    texts = ((_decode(name), _decode(value)) for name, value in list(usage.items())[:MAX_RESOURCES])
-    return {name: value for name, value in texts if name and value}
-
-
-def _decode(value: object) -> str:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return text[:MAX_RESOURCE_LENGTH].encode(errors="replace").decode()
 
 
 def load_drmaa() -> Any:
@@ -180,16 +164,8 @@ def load_drmaa() -> Any:
     errors = getattr(drmaa.errors, "_ERRORS", [])
     drmaa.errors._ERRORS = [NoUsage if error is Exception else error for error in errors]
     # An invalid usage would hide the exit code.
-    session = sys.modules.get("drmaa.session")
-    if (read_usage := getattr(session, "adapt_rusage", None)) is not None:
-
-        def read_or_drop(usage: Any) -> Any:
-            try:
-                return read_usage(usage)
-            except Exception:  # noqa: BLE001 the library may return anything
-                return {}
-
-        session.adapt_rusage = read_or_drop  # type: ignore[union-attr]
+    if (session := sys.modules.get("drmaa.session")) is not None:
+        session.adapt_rusage = lambda _: {}  # type: ignore[attr-defined]
     # A text that is not UTF-8 would hide the error.
     if (buffer := getattr(drmaa.errors, "error_buffer", None)) is not None:
         drmaa.errors.error_buffer = ErrorText(buffer)
@@ -214,7 +190,7 @@ def read_requests(requests: "queue.SimpleQueue[dict[str, Any] | None]", signal_p
 
 def main() -> int:
     """Serve the agent's requests until it disconnects; return 1 if the library cannot be loaded or opened."""
-    parent, contact = int(sys.argv[1]), sys.argv[2]
+    parent = int(sys.argv[1])
     out = os.dup(1)
     os.dup2(2, 1)
     signal_pipe, wake = os.pipe()
@@ -236,7 +212,7 @@ def main() -> int:
         return 1
     worker = Worker(drmaa, out)
     try:
-        worker.serve(contact, requests)
+        worker.serve(requests)
     except drmaa.errors.DrmaaException as error:
         worker.send({"failed": type(error).__name__, "text": str(error).strip()})
         return 1

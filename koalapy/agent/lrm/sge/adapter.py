@@ -60,7 +60,6 @@ from koalapy.agent.lrm.sge.answers import (
     read_listing,
     read_waiting_reason,
     short_name,
-    use_of,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -443,7 +442,7 @@ class TrackedJobs:
                 # Of a killed job the library reports "aborted" at best; the accounting has the cause.
                 unresolved.append(job)
             else:
-                self.record_end(job, JobEnd(ending.exit_code, use=ending.use))
+                self.record_end(job, JobEnd(ending.exit_code))
         due = [
             job for job in unresolved if job.id not in self._queries and now >= job.queried_at + ACCOUNTING_INTERVAL_S
         ]
@@ -478,11 +477,10 @@ class TrackedJobs:
             self._queries.pop(job.id, None)
         job.unanswered_since = None
         # Processes on further hosts have separate records; the job's is that of the host where it was started.
-        of_job = [record for record in records if record.name == job.name]
-        records = [record for record in of_job if not job.nodes or record.host == job.nodes[0]]
+        hosts = job.nodes[:1]
+        records = [r for r in records if r.name == job.name and (not hosts or r.host in hosts)]
         if records and job.id in self.by_id:
-            end = end_of(records[-1], cancelled=job.cancelled)
-            self.record_end(job, replace(end, use=use_of(of_job)))
+            self.record_end(job, end_of(records[-1], cancelled=job.cancelled))
             self._poll_soon(0.0)
 
     def _give_up_late(self, job: TrackedJob, now: float) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from xml.etree import ElementTree as Xml
 
 from koalapy.agent.lrm.node_classes import KnownNode
-from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, JobUse, LrmJobState
+from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, LrmJobState
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import WORD, Gpus
 
@@ -108,11 +108,6 @@ class AccountingRecord:
     """Maximum bytes of virtual memory."""
     memory_limit: float | None = None
     """Bytes allowed in all its slots."""
-    slots: int = 1
-    cpu_time: float | None = None
-    """Processor seconds; None if the record has none."""
-    resident_memory: int | None = None
-    """Maximum bytes of resident memory, which older versions do not record."""
 
 
 def queue_state(states: str) -> NodeState:
@@ -320,7 +315,6 @@ def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
     vmem = re.search(r"h_vmem=([^,\s]+)", fields.get("category", ""))
     per_slot = _read_size(vmem[1]) if vmem else None
     slots = re.fullmatch(r"[1-9][0-9]{0,6}", fields.get("slots", "1"), re.ASCII)
-    cpu_time = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)s?", fields.get("cpu", ""), re.ASCII)
     return AccountingRecord(
         job=fields["jobnumber"],
         host=fields.get("hostname", ""),
@@ -333,25 +327,6 @@ def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
         limit=float(limit[1]) if limit else None,
         memory=_read_size(fields.get("maxvmem", "")) or 0.0,
         memory_limit=per_slot * int(slots[0]) if per_slot and slots else None,
-        slots=int(slots[0]) if slots else 1,
-        cpu_time=float(cpu_time[1]) if cpu_time else None,
-        resident_memory=_read_size(fields.get("maxrss", "")),
-    )
-
-
-def use_of(records: Sequence[AccountingRecord]) -> JobUse | None:
-    """Return the use by a job of its records, of which each is of one host; None if they have no processor time.
-
-    Further hosts have records where the parallel environment's ``accounting_summary`` is false.
-    """
-    counted = [record for record in records if record.cpu_time is not None]
-    if not counted:
-        return None
-    return JobUse(
-        cpu_time=sum(record.cpu_time or 0.0 for record in counted),
-        cpu_available=max(record.slots * record.wallclock for record in counted),
-        peak_memory=max((r.resident_memory for r in counted if r.resident_memory is not None), default=None),
-        nodes=len({record.host for record in counted}),
     )
 
 

@@ -1,12 +1,12 @@
-"""Run Slurm's commands, interpret their errors, submit jobs by ``sbatch``, and read the accounting of ended jobs."""
+"""Run Slurm's commands, interpret their errors, submit jobs by ``sbatch``, and read who cancelled jobs."""
 
 import math
 import os
 import pwd
 import re
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -14,9 +14,8 @@ import structlog
 from koalapy.agent.accounts import RunAs
 from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import Commands, parse_job_number
-from koalapy.agent.lrm.port import Finding, JobControl, JobUse, LrmJob, LrmJobState, LrmSubmission
-from koalapy.agent.lrm.slurm.answers import words_in
-from koalapy.agent.lrm.slurm.states import CANCELLED_IN_SLURM, job_state
+from koalapy.agent.lrm.port import Finding, LrmJob, LrmSubmission
+from koalapy.agent.lrm.slurm.states import CANCELLED_IN_SLURM
 from koalapy.model.errors import SiteError
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -61,7 +60,7 @@ class SlurmCommands(Commands):
 
 
 def time_limit(walltime: float) -> str:
-    """Return seconds as ``H:MM:00``, which sbatch and its DRMAA library both accept.
+    """Return seconds as ``H:MM:00``, which sbatch and DRMAA libraries of Slurm accept.
 
     Slurm counts whole minutes. It is at least one, since 0 means no limit.
     """
@@ -69,7 +68,7 @@ def time_limit(walltime: float) -> str:
     return f"{hours}:{minutes:02}:00"
 
 
-class SbatchControl(JobControl):
+class SbatchControl:
     """Submits jobs by ``sbatch``, and cancels them by ``scancel``."""
 
     def __init__(self, trial_options: Sequence[str], commands: SlurmCommands) -> None:
@@ -77,6 +76,7 @@ class SbatchControl(JobControl):
         self._trial_options, self._commands = tuple(trial_options), commands
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        """Submit a script with these options and return the job's id. Raise ``SiteError``."""
         answer = await self._commands.run_checked(
             "sbatch",
             "--parsable",
@@ -91,11 +91,13 @@ class SbatchControl(JobControl):
         return parse_job_number("sbatch", answer)
 
     async def cancel_job(self, job: str, user: str = "") -> None:
+        """End an account's job. An ended or unknown job is not an error. Raise ``SiteError``."""
         answer = await self._commands.run("scancel", job, user=user)
         if answer.code and not _UNKNOWN_JOB.search(answer.errors):
             raise self._commands.error("scancel", answer)
 
-    async def submit_error(self) -> str:
+    def submit_error(self) -> str:
+        """Return why no job can be submitted now, in one line; empty if no problem is known."""
         finding = self._commands.check_installed("sbatch", "scancel")
         return "" if finding.ok else f"{finding.result}; {finding.hint}"
 
@@ -116,58 +118,40 @@ class SbatchControl(JobControl):
 
 
 SACCT_TIMEOUT_S = 5.0
-"""How long a snapshot with newly ended jobs waits for their use."""
-RETRY_INTERVAL_S = 120.0
-"""Time without queries after one that failed."""
+"""How long a snapshot waits for the accounting."""
 CONFIGURATION_MAX_AGE_S = 3600.0
-_FIELDS = "JobIDRaw,State,NNodes,CPUTimeRAW,TotalCPU,MaxRSS"
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMGTP]?)", re.ASCII)
 _TIME = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,9}):([0-9]{1,2}(?:\.[0-9]{1,9})?)", re.ASCII)
 _SINCE = "now-14days"
 
 
-@dataclass(slots=True)
-class _Record:
-    """The lines of one job: that of the job itself, and those of its steps."""
-
-    nodes: int | None = None
-    cpu_available: float | None = None
-    is_complete: bool = False
-    step_times: list[float] = field(default_factory=list)
-    step_memories: list[int] = field(default_factory=list)
-
-
 class SlurmAccounting:
-    """Adds its use to each ended job. Each job is queried once, and several jobs by one command."""
+    """Reads who cancelled jobs, each once, and whether Slurm enforces limits."""
 
     def __init__(self, commands: SlurmCommands, clock: Clock = SYSTEM_CLOCK) -> None:
         self._commands, self._clock = commands, clock
-        self._uses: dict[str, JobUse | None] = {}
-        """Use of the ended jobs of the last snapshot; None if the accounting had no complete record."""
         self._cancellers: dict[str, str] = {}
-        """Who cancelled these jobs, as far as the accounting says."""
+        """Who cancelled jobs of the last snapshot, empty if the accounting does not say."""
         self._exists = self._has_limits = False
-        self._configuration_until = self._paused_until = float("-inf")
+        self._configuration_until = float("-inf")
 
-    async def add_uses(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Return the jobs of a snapshot; those that have ended with what the accounting knows. Raise nothing."""
-        ended = [job.id for job in jobs if job.state is LrmJobState.ENDED]
-        self._uses = {job: self._uses[job] for job in ended if job in self._uses}
-        self._cancellers = {job: self._cancellers[job] for job in ended if job in self._cancellers}
-        if new := [job for job in ended if job not in self._uses]:
-            self._uses |= dict.fromkeys(new)
-            if self._clock.monotonic() >= self._paused_until:
-                try:
-                    if await self._has_database():
-                        self._uses |= {job: use for job, use in (await self._query(new)).items() if job in self._uses}
-                except SiteError as error:
-                    log.warning("accounting does not answer", action="accounting-silent", reason=error.message)
-                    self._paused_until = self._clock.monotonic() + RETRY_INTERVAL_S
-        jobs = [replace(job, use=use) if (use := self._uses.get(job.id)) is not None else job for job in jobs]
+    async def name_cancellers(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
+        """Return the jobs of a snapshot, with the users who cancelled some in Slurm as reasons. Raise nothing."""
+        cancelled = {job.id for job in jobs if job.reason == CANCELLED_IN_SLURM}
+        new = cancelled - self._cancellers.keys()
+        self._cancellers = {job: self._cancellers.get(job, "") for job in cancelled}
+        if new:
+            options = (f"--jobs={','.join(sorted(new))}", f"--starttime={_SINCE}", "--format=JobIDRaw,State")
+            try:
+                if await self._has_database():
+                    words = ("--noheader", "--parsable2", "--allusers", "--allocations", *options)
+                    self._cancellers |= read_cancellers(
+                        (await self._commands.run("sacct", *words, timeout=SACCT_TIMEOUT_S)).text
+                    )
+            except SiteError as error:
+                log.warning("accounting does not answer", action="accounting-silent", reason=error.message)
         return [
             replace(job, reason=f"cancelled in Slurm by {user}")
-            if job.reason == CANCELLED_IN_SLURM and (user := self._cancellers.get(job.id))
+            if job.id in cancelled and (user := self._cancellers[job.id])
             else job
             for job in jobs
         ]
@@ -187,53 +171,16 @@ class SlurmAccounting:
             self._configuration_until = now + CONFIGURATION_MAX_AGE_S
         return self._exists
 
-    async def _query(self, jobs: Iterable[str]) -> dict[str, JobUse]:
-        options = (f"--jobs={','.join(jobs)}", f"--starttime={_SINCE}", f"--format={_FIELDS}")
-        words = ("--noheader", "--parsable2", "--allusers", *options)
-        answer = await self._commands.run("sacct", *words, timeout=SACCT_TIMEOUT_S)
-        if answer.code:
-            raise self._commands.error("sacct", answer)
-        self._cancellers |= read_cancellers(answer.text)
-        return read_uses(answer.text)
-
 
 def read_cancellers(text: str) -> dict[str, str]:
     """Return who cancelled jobs, from states such as ``CANCELLED by 1500`` in an answer of ``sacct``."""
     cancellers = {}
-    for job, uid in re.findall(r"^([0-9]{1,18})\|CANCELLED by ([0-9]{1,10})\|", text, re.MULTILINE):
+    for job, uid in re.findall(r"^([0-9]{1,18})\|CANCELLED by ([0-9]{1,10})$", text, re.MULTILINE):
         try:
             cancellers[job] = pwd.getpwuid(int(uid)).pw_name
         except (KeyError, OverflowError):
             cancellers[job] = f"uid {uid}"
     return cancellers
-
-
-def read_uses(text: str) -> dict[str, JobUse]:
-    """Return the use of each job in an answer of ``sacct``, without jobs whose record is not complete.
-
-    The job's own line has its nodes and the time of its processors. Its steps have their processor time and memory. All
-    times are zero if no plugin of Slurm gathers them; then the use is not known.
-    """
-    records: dict[str, _Record] = {}
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split("|")]
-        job, is_step, _ = words[0].partition(".")
-        if len(words) < 6 or not re.fullmatch(r"[0-9]{1,18}", job, re.ASCII):
-            continue
-        record = records.setdefault(job, _Record())
-        state, nodes, available, cpu_time, memory = words[1:6]
-        if is_step:
-            record.step_times += filter(None, (read_time(cpu_time),))
-            record.step_memories += filter(None, (read_size(memory),))
-            continue
-        record.is_complete = job_state(words_in([state])) is LrmJobState.ENDED
-        record.nodes = int(nodes) if re.fullmatch(r"[1-9][0-9]{0,6}", nodes, re.ASCII) else None
-        record.cpu_available = float(available) if re.fullmatch(r"[0-9]{1,15}", available, re.ASCII) else None
-    return {
-        job: JobUse(sum(r.step_times), r.cpu_available, max(r.step_memories, default=None), r.nodes)
-        for job, r in records.items()
-        if r.is_complete and r.step_times
-    }
 
 
 def read_time(text: str) -> float | None:
@@ -242,9 +189,3 @@ def read_time(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = match.groups()
     return int(days or 0) * 86_400 + int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def read_size(text: str) -> int | None:
-    """Return the bytes of ``1024``, ``4332K`` or ``1.5G``; None for other text."""
-    match = _SIZE.fullmatch(text)
-    return None if match is None else int(float(match[1]) * 1024 ** _UNITS[match[2]])

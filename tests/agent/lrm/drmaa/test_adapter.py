@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION_S, DrmaaLrm
+from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered
-from koalapy.agent.lrm.port import DrmaaEnding, JobControl, JobUse, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -54,7 +54,7 @@ class FakeSession(JobControl):
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
-    async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+    async def read_states(self, jobs: Sequence[str]) -> dict[str, str]:
         return {job: self.states.get(job, NO_SUCH_JOB) for job in jobs}
 
     def on_ended(self, listener: Callable[[], None]) -> None:
@@ -123,11 +123,6 @@ async def test_nodes_without_grid_jobs_are_idle(lrm: DrmaaLrm, session: FakeSess
         ("done", DrmaaEnding("1", 0), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=0)),
         ("done", DrmaaEnding("1", 7), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=7)),
         (
-            "done",
-            DrmaaEnding("1", 0, usage={"cpu": "1.5"}),
-            LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=0, use=JobUse(1.5)),
-        ),
-        (
             "failed",
             DrmaaEnding("1", 137),
             LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=137, lost=True, reason="ended by signal 9"),
@@ -176,16 +171,6 @@ async def test_job_is_found_after_restart(
     ended = await first_with(again, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (None, False)
     await again.close()
-
-
-async def test_ended_job_leaves_the_snapshots_after_its_retention(
-    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, virtual_loop: VirtualTimeLoop
-) -> None:
-    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
-    session.end("done", DrmaaEnding(job, 0))
-    for seconds, count in ((0.0, 1), (ENDED_RETENTION_S - 1, 1), (2.0, 0)):
-        virtual_loop.jump(seconds)
-        assert len((await lrm.take_snapshot()).jobs) == count
 
 
 async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
@@ -239,19 +224,3 @@ async def test_unreadable_table_names_its_file(make_lrm: MakeLrm, tmp_path: Path
     with pytest.raises(SiteUnavailable, match=r"drmaa-jobs\.json"):
         await lrm.open()
     await lrm.close()
-
-
-@pytest.mark.parametrize(
-    ("usage", "use"),
-    [
-        ({"cpu": "12.500", "ru_wallclock": "10", "slots": "4", "maxvmem": "1G"}, JobUse(12.5, 40.0)),
-        ({"cpu": "01:02:03", "walltime": "02:00:00", "mem": "300kb"}, JobUse(3723.0)),
-        ({"cpu": "2s", "wallclock": "0", "slots": "x"}, JobUse(2.0)),
-        ({"walltime": "12"}, None),
-        ({"cpu": "plenty"}, None),
-        ({"cpu": "9" * 100}, None),
-        ({}, None),
-    ],
-)
-def test_ending_has_use_in_words_of_known_libraries(usage: dict[str, str], use: JobUse | None) -> None:
-    assert DrmaaEnding("1", 0, usage=usage).use == use

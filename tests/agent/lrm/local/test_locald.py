@@ -58,22 +58,6 @@ def test_cancel_ends_orphans_of_its_job_only(site: Site) -> None:
     assert site.find(other)["state"] == "running"
 
 
-def test_end_of_job_keeps_processes_of_others(site: Site) -> None:
-    site.submit(DAEMON + "; sh -c 'echo $$; exec sleep 60' & wait", name="stays")
-    living = wait_for_pids(site, 2, "stays")
-    for k in range(3):
-        site.wait(site.submit("sleep 0.01 & exit", name=f"short-{k}"))
-    assert all(is_alive(pid) for pid in living)
-
-
-def test_process_that_ignores_sigterm_is_killed(site: Site) -> None:
-    job = site.submit("trap : TERM; echo $$; while :; do sleep 0.05; done")
-    wait_for_pids(site, 1)
-    site.connection.request("cancel", job=job, name="job")
-    record = site.wait(job)
-    assert (record["exit_code"], record["lost"], record["reason"]) == (137, False, "cancelled")
-
-
 def test_jobs_never_share_a_node(make_site: Callable[..., Site]) -> None:
     site = make_site(nodes=5)
     dice = random.Random(4)

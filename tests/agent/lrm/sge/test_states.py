@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.agent.lrm.port import JobEnd, JobUse, LrmJobState
+from koalapy.agent.lrm.port import JobEnd, LrmJobState
 from koalapy.agent.lrm.sge.answers import (
     QUEUE_STATES,
     AccountingRecord,
@@ -14,7 +14,6 @@ from koalapy.agent.lrm.sge.answers import (
     queue_state,
     read_accounting,
     read_waiting_reason,
-    use_of,
 )
 
 from .test_qstat import ANSWERS
@@ -143,28 +142,6 @@ def test_end_of_record_names_exceeded_limit(fields: str, exceeded: str) -> None:
 def test_end_of_cancelled_record_names_no_limit() -> None:
     (record,) = read_accounting(FIELDS + "failed 100\nexit_status 140\nmaxvmem 5G\ncategory -l h_vmem=4G")
     assert end_of(record, cancelled=True) == JobEnd(140, reason="cancelled")
-
-
-def test_use_of_recorded_job_is_of_its_host() -> None:
-    records = [record for record in read_accounting((ANSWERS / "qacct.txt").read_text()) if record.job == "41"]
-    assert use_of(records) == JobUse(records[0].cpu_time or 0.0, 4.0, None, 1)
-
-
-def test_use_of_job_sums_the_records_of_its_hosts() -> None:
-    head = "failed 0\nexit_status 0\nslots 4\nru_wallclock 10.5s\ncpu 31.250s\nmaxrss 1.500G\nhostname h2-1"
-    further = "failed 0\nexit_status 0\nslots 1\nru_wallclock 9\ncpu 8\nmaxrss 4.332K\nhostname h2-2"
-    text = "".join(f"=====\njobnumber 7\n{fields}\n" for fields in (further, head))
-    assert use_of(read_accounting(text)) == JobUse(39.25, 42.0, int(1.5 * 1024**3), 2)
-
-
-@pytest.mark.parametrize(
-    "amount", ["", "cpu", "cpu NONE", "cpu 1.2.3s", "cpu -5s", "cpu 3h", "cpu ²s", f"cpu {9:0400}"]
-)
-def test_use_of_record_without_readable_time_is_unknown(amount: str) -> None:
-    text = f"{FIELDS}failed 0\nexit_status 0\nslots many\nru_wallclock ...\nmaxrss {9:0400}G\n{amount}"
-    (record,) = read_accounting(text)
-    assert use_of([record]) is None
-    assert (record.slots, record.wallclock, record.resident_memory) == (1, 0.0, None)
 
 
 WAITING = """job_number:                 9
