@@ -93,6 +93,7 @@ ACCESS: Mapping[str, Access] = {
     "show_cluster": Role.USER,
     "show_job": Role.USER,
     "show_limits": Role.USER,
+    "list_shares": Role.USER,
     "show_link_history": Role.USER,
     "show_metrics": Role.USER,
     "show_network": Role.USER,

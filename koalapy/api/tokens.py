@@ -18,6 +18,7 @@ from koalapy.daemon.jobs.quota import LimitsInUse, ScopeInUse
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import ConflictError, ForbiddenError
 from koalapy.model.identity import Identity, Role
+from koalapy.model.limits import ShareLine
 from koalapy.store.records import StoredToken
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
@@ -170,8 +171,13 @@ class LimitsView(Output):
     """Contact for higher limits."""
 
 
+class SharesView(Output):
+    shares: list[ShareLine]
+    """Each group before its members, those whose jobs come first at the top; empty without fair shares."""
+
+
 def limits_router(limits: LimitsInUse) -> APIRouter:
-    """Return the route that shows limits of a user and how much of each is used."""
+    """Return the routes that show limits of a user and their use, and the fair shares."""
     router = api_router("tokens", "/limits")
 
     @router.get("", response_model=LimitsView)
@@ -179,5 +185,10 @@ def limits_router(limits: LimitsInUse) -> APIRouter:
         """Show the caller's limits and how much of each is used; operators may name another user."""
         user = limited_user(caller, user)
         return {"user": user, "scopes": await limits.read_limits(user), "contact": limits.limits.contact}
+
+    @router.get("/shares", response_model=SharesView)
+    async def list_shares(caller: Caller) -> Any:
+        """List the use of groups and users compared with their weights; other users for operators only."""
+        return {"shares": limits.read_shares(caller)}
 
     return router

@@ -110,6 +110,29 @@ def show_limits(
     print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _format_limits)
 
 
+def show_shares(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+    """Show the use of the grid by groups and users, compared with their weights."""
+    print_answer(daemon.client().get("/api/v1/limits/shares"), as_json, _format_shares)
+
+
+def _format_shares(answer: Json) -> str:
+    if not answer["shares"]:
+        return "waiting jobs are not ordered by fair share, or nobody has used the grid yet"
+    rows = [
+        [
+            line["group"] or "-",
+            line["user"] or "(all)",
+            f"{line['weight']:g}",
+            f"{100 * line['target']:.1f} %",
+            f"{100 * line['share']:.1f} %",
+            f"{line['node_hours']:.1f}",
+            line["nodes"],
+        ]
+        for line in answer["shares"]
+    ]
+    return format_table(["GROUP", "USER", "WEIGHT", "TARGET", "USE", "NODE-HOURS", "NODES"], rows)
+
+
 def _format_limits(answer: Json) -> str:
     rows = [_limit_row(scope, limit) for scope in answer["scopes"] for limit in scope["limits"]]
     if not rows:

@@ -50,6 +50,7 @@ KOALA = Group(
         "whoami": "koalapy.cli.auth:show_identity",
         "token": "koalapy.cli.auth:token_group",
         "limits": "koalapy.cli.auth:show_limits",
+        "share": "koalapy.cli.auth:show_shares",
         "audit-log": "koalapy.cli.daemon.record:audit_log",
         "serve": "koalapy.cli.daemon.processes:start_daemon",
         "agent": "koalapy.cli.daemon.processes:start_agent",

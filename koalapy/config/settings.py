@@ -40,10 +40,10 @@ from koalapy.config.types import (
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.identity import HighPriority, Provider, Role
 from koalapy.model.job import DEFAULT_LEASE
-from koalapy.model.limits import LimitSettings
+from koalapy.model.limits import FairShareSettings, LimitSettings
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets
 from koalapy.model.users import Accounts, Domain, User, Users
@@ -258,6 +258,8 @@ class Settings(BaseSettings):
     """OpenID provider that issues bearer tokens, in addition to the tokens of the daemon."""
     limits: LimitSettings = LimitSettings()
     """Limits of users and groups."""
+    fair_share: FairShareSettings = FairShareSettings()
+    """Weights of users and groups, for ``rules.queue_order: fair-share``."""
     limits_contact: str = ""
     """Text that tells users where to request higher limits; it is the hint of errors about limits."""
     allowed_hosts: list[HostName] = []
@@ -383,8 +385,13 @@ class Settings(BaseSettings):
         return domains
 
     def check_people(self) -> None:
-        """Raise ``UsageError`` for an error in users, accounts, identities or trusted logins."""
+        """Raise ``UsageError`` for an error in users, accounts, identities, trusted logins or weights."""
         self.known_accounts()
+        shares = self.fair_share
+        for kind in ("users", "groups"):
+            if getattr(shares, kind) and self.rules.queue_order != "fair-share":
+                problem = f"has weights, but rules.queue_order is {self.rules.queue_order}"
+                reject(f"fair_share.{kind}", "", problem, "set rules.queue_order to fair-share, or remove the weights")
         for index, name in enumerate(self.trusted_logins):
             check_cluster(name, self.clusters, f"trusted_logins[{index}]")
 

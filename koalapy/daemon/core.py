@@ -26,6 +26,7 @@ from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.recorder import RecordedScheduler
+from koalapy.scheduler.fair_share import CHARGED_HALF_LIVES
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
 from koalapy.scheduler.scheduler import Scheduler
@@ -117,6 +118,8 @@ def collect_beginning(
     """Return the initial state of the scheduler: the configuration, and the state that the previous daemon stored."""
     saved, now = stores.saved, time.time()
     users, counts_hours = settings.known_users(), Limits(settings.limits).has_any(HOURS)
+    has_shares = settings.rules.queue_order == "fair-share"
+    charged_since = now - CHARGED_HALF_LIVES * settings.fair_share.half_life
     # Input files without any replica are listed too, as files that are on no cluster.
     file_names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     return Beginning(
@@ -132,6 +135,8 @@ def collect_beginning(
             settings.limits,
             settings.limits_contact,
             tuple(stores.history.node_use(now - DAY)) if counts_hours else (),
+            settings.fair_share if has_shares else None,
+            tuple(stores.history.charges(charged_since)) if has_shares else (),
         ),
         {name: catalogue.good_sites(name) for name in sorted(file_names)},
         saved.jobs,

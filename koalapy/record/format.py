@@ -19,7 +19,7 @@ from koalapy.model.advice import Run
 from koalapy.model.cluster import Drain, Link, LinkUse, Relays
 from koalapy.model.job import Job, JobId, Nonce, Token
 from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.model.limits import Limits, LimitSettings, NodeUse
+from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport, ComponentStatus, StageStatus
 from koalapy.model.request import ClusterName
@@ -32,6 +32,7 @@ from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
+from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.queue.candidates import Clock
 from koalapy.scheduler.rules import Rules
@@ -169,12 +170,18 @@ class People:
     limits_contact: str = ""
     past_use: tuple[NodeUse, ...] = ()
     """Node use of ended jobs within the last day, if such use is limited."""
+    fair_share: FairShareSettings | None = None
+    """The weights of users and groups; None: waiting jobs are not ordered by them."""
+    charges: tuple[Charge, ...] = ()
+    """The charged use of ended jobs, if waiting jobs are ordered by it."""
 
     def make_accounts(self) -> Accounts:
         return Accounts(self._make_users(), self.domains)
 
     def make_owner_use(self) -> OwnerUse:
-        return OwnerUse(Limits(self.limits, self._make_users().groups_of, self.limits_contact), self.past_use)
+        groups_of = self._make_users().groups_of
+        shares = None if self.fair_share is None else FairShares(self.fair_share, groups_of, self.charges)
+        return OwnerUse(Limits(self.limits, groups_of, self.limits_contact), self.past_use, shares)
 
     def _make_users(self) -> Users:
         return Users(self.users, self.unmapped)

@@ -13,6 +13,8 @@ from koalapy.model.limits import Charge, FairShareSettings, NodeUse, ScopeKey, S
 
 LOOKAHEAD_S = 3600.0
 """Seconds that a job is charged in advance: jobs that start at the same time share the nodes by weight, too."""
+CHARGED_HALF_LIVES = 10
+"""Older use is not charged at the start of a daemon: less than a thousandth of it is left."""
 
 Standing = tuple[float, float]
 """The use of a user's group divided by its weight, and that of the user. The smallest comes first."""

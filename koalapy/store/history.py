@@ -8,10 +8,13 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     ColumnElement,
+    Integer,
     Select,
     bindparam,
     case,
+    cast,
     delete,
+    exists,
     func,
     select,
     tuple_,
@@ -20,6 +23,7 @@ from sqlalchemy import (
 )
 
 from koalapy.model.history import (
+    DAY,
     DayFilter,
     EndedJob,
     Figures,
@@ -31,7 +35,7 @@ from koalapy.model.history import (
     PastComponents,
 )
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
-from koalapy.model.limits import NodeUse
+from koalapy.model.limits import Charge, NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
@@ -70,6 +74,27 @@ class HistoryStore:
         )
         rows = self._database.rows(query)
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
+
+    def charges(self, since: float) -> list[Charge]:
+        """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users.
+
+        Earlier attempts were lost by preemption or failures. So was the last one if its infrastructure failed.
+        """
+        part, other = tables.components, tables.components.alias()
+        is_same = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
+        failed = exists().where(is_same, other.c.infrastructure)
+        day, used = cast(_parts.ended_at / DAY, Integer), _parts.size * (_parts.ended_at - _parts.claimed_at)
+        query = select(_jobs.owner, func.max(_parts.ended_at).label("at"), func.sum(used).label("used"))
+        query = query.join_from(part, tables.jobs, _jobs.id == _parts.job_id).where(
+            _parts.ended_at > since,
+            _parts.claimed_at < _parts.ended_at,
+            THEIRS_ARE_USERS,
+            _jobs.state.in_(_FINAL),
+            _parts.generation == _jobs.generation,
+            ~failed,
+        )
+        rows = self._database.rows(query.group_by(_jobs.owner, day))
+        return [Charge(row["owner"], row["used"], row["at"]) for row in rows]
 
     def days(self, day_filter: DayFilter) -> dict[Key, Figures]:
         """Return the daily figures that match a filter, including those of deleted jobs."""

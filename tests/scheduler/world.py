@@ -54,6 +54,7 @@ from koalapy.scheduler.events import (
     JobSubmitted,
     PeriodicScan,
 )
+from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.grid import Links
 from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.queries import Queries
@@ -107,8 +108,12 @@ class World:
         first_job: JobId = 1,
         lease: float = DEFAULT_LEASE,
         relays: Relays = NO_RELAYS,
+        shares: tuple[Any, ...] = (),
     ) -> None:
-        """Create the environment. ``nonces`` are empty by default to keep tokens short; ``clock`` measures steps."""
+        """Create the environment. ``nonces`` are empty by default to keep tokens short; ``clock`` measures steps.
+
+        ``shares``: the parameters of ``FairShares``, for that queue order.
+        """
         self.keeps_effects = keeps_effects
         self.now = now
         self.nonces, self.clock = nonces, clock
@@ -123,7 +128,7 @@ class World:
         for site in self.sites.values():
             site.lease_of = self._lease_of
         self._clusters: dict[str, dict[str, Any]] = {}
-        self.links, self.relays = links, relays
+        self.links, self.relays, self.shares = links, relays, shares
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
         self.accounts, self.limits = accounts, limits
@@ -383,7 +388,8 @@ class World:
         return scheduler
 
     def _state(self, clusters: Sequence[ClusterStatus]) -> SchedulerState:
-        use = OwnerUse(self.limits)
+        shares = FairShares(*self.shares) if self.rules.queue_order == "fair-share" else None
+        use = OwnerUse(self.limits, shares=shares)
         return SchedulerState(
             self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use, relays=self.relays
         )

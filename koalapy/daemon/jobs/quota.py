@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from koalapy.model.errors import FullError
-from koalapy.model.limits import NAMES, Limits, Scope
+from koalapy.model.identity import Identity, Role
+from koalapy.model.limits import NAMES, Limits, Scope, ShareLine
 from koalapy.model.wording import format_bytes
 from koalapy.scheduler.owner_use import OwnerUse
 
@@ -127,6 +128,13 @@ class LimitsInUse:
     @property
     def limits(self) -> Limits:
         return self.owner_use.limits
+
+    def read_shares(self, caller: Identity) -> list[ShareLine]:
+        """Return the use of groups and users compared with their weights, in the order of their waiting jobs; empty
+        without fair shares. Other users are shown to operators only."""
+        lines = () if self.owner_use.shares is None else self.owner_use.shares.lines(self.clock())
+        sees_all = caller.has_role(Role.OPERATOR)
+        return [line for line in lines if sees_all or line.user in ("", caller.user)]
 
     async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
         """Return the limits that apply to a user, each with its current use."""
