@@ -29,10 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.application import application_of
-from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import Drain
 from koalapy.model.dependency import Clause
-from koalapy.model.job import FINAL_STATES, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
+from koalapy.model.job import FINAL_STATES, ArrayTasks, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.protocol.frames import PLAN, Plan

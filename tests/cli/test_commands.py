@@ -21,8 +21,8 @@ from koalapy.client.client import Client
 from koalapy.client.errors import Exit
 from koalapy.client.timeouts import ClientTimeouts
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.array import ArrayTasks, TaskIndices
-from koalapy.model.job import JobState
+from koalapy.model.array import TaskIndices
+from koalapy.model.job import ArrayTasks, JobState
 from tests.cli.conftest import TOKEN, Koala, Server
 
 FLEXIBLE = ("submit", "--flexible", "6")
