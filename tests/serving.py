@@ -70,6 +70,7 @@ from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
@@ -239,6 +240,7 @@ async def serving(
     users: Mapping[str, Identity] | None = None,
     submission_rules: SubmissionRules | None = None,
     limits: Limits | None = None,
+    shares: FairShares | None = None,
     accounts: Accounts | None = None,
     open_metrics: bool = False,
     has_agent_routes: bool = False,
@@ -262,7 +264,12 @@ async def serving(
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
         SchedulerState(
-            rules, builtin_policies(), clusters, experience=experience, owner_use=OwnerUse(limits), accounts=accounts
+            rules,
+            builtin_policies(),
+            clusters,
+            experience=experience,
+            owner_use=OwnerUse(limits, shares=shares),
+            accounts=accounts,
         ),
         nonces=str,
     )

@@ -117,7 +117,7 @@ def show_shares(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
 
 def _format_shares(answer: Json) -> str:
     if not answer["shares"]:
-        return "waiting jobs are not ordered by fair share, or nobody has used the grid yet"
+        return "no fair shares: rules.queue_order is not fair-share, or no job has started since"
     rows = [
         [
             line["group"] or "-",

@@ -5,7 +5,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.model.limits import Limits, LimitSettings, UserLimits
+from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, UserLimits
+from koalapy.scheduler.fair_share import FairShares
 from tests.daemon.archives import GOOD, archive_of
 from tests.serving import BUNDLE_LIMIT, Open
 
@@ -88,3 +89,23 @@ async def test_upload_beyond_bundle_bytes_returns_409(open_api: Open) -> None:
     assert (await api.post("/api/v1/bundles", content=archive_of(GOOD))).status_code == 200
     answer = await api.post("/api/v1/bundles", content=archive_of({"a": b"1"}))
     assert (answer.status_code, answer.json()["field"]) == (409, "limits.bundle_bytes")
+
+
+async def test_shares_of_other_users_are_for_operators(open_api: Open) -> None:
+    settings = FairShareSettings(users={"alice": 3.0}, groups={"physics": 2.0})
+    groups_of = {"ada": ("physics",)}
+    past = [Charge(user, 7200.0, 0.0) for user in ("ada", "alice", "bob")]
+    api = await open_api(shares=FairShares(settings, lambda user: groups_of.get(user, ()), past))
+    shares = (await api.get("/api/v1/limits/shares")).json()["shares"]
+    assert {(line["group"], line["user"], line["weight"]) for line in shares} == {
+        ("physics", "", 2.0),
+        ("physics", "ada", 1.0),
+        ("", "alice", 3.0),
+        ("", "bob", 1.0),
+    }
+    mine = await api.get("/api/v1/limits/shares", headers=await headers_of_alice(api))
+    assert {line["user"] for line in mine.json()["shares"]} == {"", "alice"}
+
+
+async def test_shares_without_fair_share_are_empty(open_api: Open) -> None:
+    assert (await (await open_api()).get("/api/v1/limits/shares")).json() == {"shares": []}

@@ -9,7 +9,8 @@ import pytest
 from koalapy.client.client import _answer_to_error
 from koalapy.client.http import Answer
 from koalapy.daemon.jobs.quota import LimitInUse, ScopeInUse
-from koalapy.model.limits import Limits
+from koalapy.model.identity import Identity
+from koalapy.model.limits import Limits, ShareLine
 from tests.cli.conftest import Koala, Server
 
 
@@ -22,6 +23,9 @@ class FakeLimits:
         user_limits = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]
         shared = [LimitInUse("requests_per_second", 0.5, None), LimitInUse("node_hours_per_day", 100.0, 7.25)]
         return [ScopeInUse("user", "ada", user_limits), ScopeInUse("group", "physics", shared)]
+
+    def read_shares(self, caller: Identity) -> list[ShareLine]:
+        return [ShareLine("", "physics", 2.0, 1.0, 1.0, 12.5, 3), ShareLine("ada", "physics", 1.0, 1.0, 1.0, 12.5, 3)]
 
 
 @pytest.fixture
@@ -42,6 +46,13 @@ def test_limits_prints_limits_and_use(koala: Koala) -> None:
     ]
     assert lines[-1] == "more: write to grid@example.org"
     assert json.loads(koala("limits", "--json").out)["scopes"][1]["name"] == "physics"
+
+
+def test_share_prints_groups_and_users_with_targets(koala: Koala) -> None:
+    assert [line.split() for line in koala("share").out.splitlines()[1:]] == [
+        ["physics", "(all)", "2", "100.0", "%", "100.0", "%", "12.5", "3"],
+        ["physics", "ada", "1", "100.0", "%", "100.0", "%", "12.5", "3"],
+    ]
 
 
 def test_limits_of_unlimited_user_says_so(koala: Koala) -> None:

@@ -353,6 +353,8 @@ WRONG = {
         f"clusters: {{y: {{network: '{network}'}}}}": "clusters.y.network: "
         for network in ("10.0.0", "127.0", "127.0.256", "127.0.0.1", "127.0.x")
     },
+    "fair_share: {users: {ada: -1}}": "fair_share.users.ada: give at least 0",
+    "fair_share: {half_life: 0}": "fair_share.half_life: give at least 60",
 }
 """Configurations, with what is said of each."""
 

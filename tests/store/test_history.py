@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.limits import NodeUse
+from koalapy.model.limits import Charge, NodeUse
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import tables
 from koalapy.store.history import HistoryStore
@@ -177,3 +177,28 @@ def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
     assert uses == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
     assert len(stores.history.node_use(8.5)) == 3
     assert stores.history.node_use(100.0) == []
+
+
+def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) -> None:
+    def part(index: int, ended: float, *, infrastructure: bool = False) -> Component:
+        state = ComponentState.ENDED
+        return Component(index, "north", 2, state, claimed_at=10.0, ended_at=ended, infrastructure=infrastructure)
+
+    def job(ident: int, state: JobState, *parts: Component, owner: str = "alice") -> Job:
+        return with_attempt(Job(ident, replace(SPEC, owner=owner), 0.0, state), *parts)
+
+    ended = job(1, JobState.SUCCEEDED, part(0, 20.0), part(1, 30.0))
+    failed = job(2, JobState.FAILED, part(0, 20.0), part(1, 20.0, infrastructure=True))
+    restarted = job(3, JobState.RUNNING, part(0, 20.0), owner="bob")
+    of_today, of_tomorrow = (job(n, JobState.CANCELLED, part(0, end), owner="cyd") for n, end in ((4, 20.0), (5, 1e5)))
+    write_jobs(stores, ended, failed, restarted, of_today, of_tomorrow)
+    again = with_attempt(replace(restarted, state=JobState.SUCCEEDED), part(0, 12.0))
+    assert restarted.attempt is not None
+    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, restarted.attempt)]))
+    assert sorted(stores.history.charges(9.0)) == [
+        Charge("alice", 60.0, 30.0),
+        Charge("bob", 4.0, 12.0),
+        Charge("cyd", 20.0, 20.0),
+        Charge("cyd", 2 * (1e5 - 10), 1e5),
+    ]
+    assert sorted(stores.history.charges(25.0)) == [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
