@@ -125,7 +125,7 @@ class JobChecks:
         if self._queries.planned_job == job.id:
             return f"its start is planned now; see what it waits for: koala explain {job.id}"
         later = list(map(str, islice(self._queued.irange(job.id, inclusive=(False, True)), MAX_LISTED + 1)))
-        permanent = "; permanently: rules.plan_after 600 in the configuration"
+        permanent = "; permanently: rules.plan_after 3600 in the configuration"
         permanent = "" if self._queries.rules.plans_starts else permanent
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
