@@ -39,8 +39,8 @@ from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
+from koalapy.daemon.forecast.advisor import Advisor
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.track_record import Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -75,7 +75,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.twin import Answer, Question, answer_what_if
-from koalapy.store.advice import AdviceStore, PredictionStore
+from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
 from koalapy.store.database import Database
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
@@ -323,8 +323,7 @@ async def serving(
     begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     advice = AdviceStore(database)
-    track_record = TrackRecord(PredictionStore(database), advice, engine.clock)
-    forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
+    forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
     checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
@@ -336,7 +335,7 @@ async def serving(
     token_store = TokenStore(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {
-        "advisor": Advisor(experience, advice, track_record),
+        "advisor": Advisor(experience, advice),
         "alerts": alerts,
         "audit": Audit(AuditStore(database), engine.clock),
         "bundles": bundles,

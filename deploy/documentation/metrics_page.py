@@ -14,7 +14,6 @@ from koalapy.daemon.engine.engine import Outbox
 from koalapy.daemon.observability.figures import JobFigures
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.placement import RefusalKind
-from koalapy.model.prediction import Outcome
 from koalapy.model.reports import LrmOperation
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
@@ -23,7 +22,6 @@ LABEL_VALUES: Mapping[str, type[StrEnum]] = {
     "`cause` of `koala_claims_failed_total`": ClaimFailure,
     "`cause` of `koala_attempts_failed_total`": AttemptFailure,
     "`operation` of `koala_lrm_calls_total`": LrmOperation,
-    "`outcome` of `koala_predictions`": Outcome,
 }
 """Enumerations of label values, by the label and its metric."""
 EMPTY_FIGURES = Figures(

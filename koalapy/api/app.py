@@ -39,7 +39,10 @@ TAGS = [
     {"name": "history", "description": "Outcomes of jobs and use of clusters, by day or week."},
     {"name": "record", "description": "Recordings of the scheduler's inputs, for `koala replay`."},
     {"name": "network", "description": "Bandwidth and latency between clusters, and orders to measure them."},
-    {"name": "advisor", "description": "Learned run times of applications, and predictions against actual times."},
+    {
+        "name": "advisor",
+        "description": "Learned run times of applications, and advised placements with their actual times.",
+    },
     {"name": "tokens", "description": "Create, list and revoke tokens; logins and limits of the caller."},
     {"name": "audit", "description": "Recorded actions with their user, address and outcome."},
     {"name": "health", "description": "Health, readiness and alerts of the daemon."},

@@ -16,8 +16,8 @@ from koalapy.api.job_views import JobSubmission
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
+from koalapy.daemon.forecast.advisor import Advisor, ApplicationRecord
 from koalapy.daemon.forecast.forecasts import DrainPreview, Forecasts, IfSubmitted
-from koalapy.daemon.forecast.track_record import Advisor, ApplicationRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
@@ -27,7 +27,6 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import Change as SmallestChange
 from koalapy.model.placement import Explanation, PastReason, PlacedComponent, Placement
-from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH
 from koalapy.policies.knowledge import LogNormal
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
@@ -360,8 +359,6 @@ class AdvisedView(_Advised):  # type: ignore[misc, valid-type]
 
 class AdvisorRecord(Output):
     record: list[AdvisedView]
-    coverage: list[Coverage]
-    """Share of correct predictions by kind and period, of the newest 20,000 predictions of a year."""
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
@@ -377,13 +374,9 @@ def advisor_router(advisor: Advisor) -> APIRouter:
 
     @router.get("/record", response_model=AdvisorRecord)
     async def show_advisor_record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
-        """List jobs that were placed by advice, newest first, with predicted and actual times; and the share of correct
-        predictions by kind and period. Users see their own jobs."""
-        user = _visible_user(caller)
-        return {
-            "record": await advisor.read_advice(application, limit, user),
-            "coverage": await advisor.read_coverage(application, user),
-        }
+        """List jobs that were placed by advice, newest first, with predicted and actual times. Users see their
+        own jobs."""
+        return {"record": await advisor.read_advice(application, limit, _visible_user(caller))}
 
     return router
 

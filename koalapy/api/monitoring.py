@@ -37,7 +37,6 @@ from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.notification import Channel
 from koalapy.model.placement import RefusalKind
-from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import format_duration, format_list
 from koalapy.scheduler.clusters import ClusterStatus
@@ -349,7 +348,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
 
 
 def _decisions(figures: Figures) -> Iterator[Metric]:
-    """Yield the metrics of placements and predictions.
+    """Yield the metrics of placements.
 
     A claim obtains the nodes of a placed component from its cluster.
     """
@@ -373,10 +372,6 @@ def _decisions(figures: Figures) -> Iterator[Metric]:
     yield _counter("attempts_failed", "Attempts that failed without fault of their program.", lost, "cluster", "cause")
     yield _counter("preemptions", "Preempted low-priority jobs.", instruments.preemptions)
     yield _counter("reclaims", "Jobs preempted for a job at its home site.", instruments.reclaims)
-    predicted_kinds = [kind for kind in PredictionKind if kind is not PredictionKind.ADVISED]
-    predictions = _all_samples(instruments.predictions, predicted_kinds, Outcome)
-    help = "Predictions for users' jobs in the last seven days, by outcome."
-    yield _gauge("predictions", help, predictions, "kind", "outcome")
 
 
 CLUSTER_GAUGES: Mapping[str, tuple[Callable[[ClusterStatus], float], str]] = {

@@ -208,7 +208,6 @@ MEANINGS: Mapping[str, str] = {
     "output-not-kept": "Output cannot be stored. Programs that write output wait.",
     "page-failed": "An open page of the dashboard cannot be rendered. Its browsers ask for it again.",
     "policy-broken": "A policy returned an invalid placement, which was ignored.",
-    "predictions-not-kept": "The database did not store predictions. They are missing in the accuracy report.",
     "question-failed": "A request of the daemon or of another site failed.",
     "record-damaged": "A part of the event recording is unreadable. See [replay](replay.md).",
     "record-ended": "The event recording has stopped until the next start. See [replay](replay.md).",

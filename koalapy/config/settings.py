@@ -295,8 +295,8 @@ class Settings(BaseSettings):
     high_priority: HighPriority = HighPriority()
     """Users that may submit high-priority jobs, which preempt others. By default only operators."""
     forecast_interval: float | None = Field(default=600.0, ge=1, le=30 * 86400.0, allow_inf_nan=False)
-    """Seconds between predictions of start times that the daemon makes by itself while jobs wait, to measure their
-    accuracy. null: predictions on request only."""
+    """Seconds between predictions of start times that the daemon makes by itself while jobs wait, for its pages.
+    null: predictions on request only."""
     audit_keep: float | None = Field(default=365 * 86400.0, ge=86400, allow_inf_nan=False)
     """Seconds for which audit entries are stored. null: forever."""
     open_metrics: bool = False

@@ -14,7 +14,7 @@ from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.agents.wire import plan_nodes
 from koalapy.daemon.alerts.notifications import build_notifications
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
-from koalapy.daemon.forecast.track_record import MAX_LEARNED_RUNS
+from koalapy.daemon.forecast.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays

@@ -19,12 +19,9 @@ import uvloop
 from koalapy import __version__
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import Settings, load_settings
-from koalapy.config.strict_yaml import read_file
 from koalapy.daemon.access import own_access
 from koalapy.daemon.agents.embedded import EmbeddedAgents, build_embedded_agents
 from koalapy.daemon.agents.hub import Hub
-from koalapy.daemon.alerts.alerts import Check
-from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck
 from koalapy.daemon.core import Core, check_settings
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.duties import Duties, Duty
@@ -55,7 +52,6 @@ def serve(
     """Run a daemon until a signal ends it. Port 0 takes any free one; ``announce`` is called with the URL."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
-    sections = {} if config is None else read_file(config)
     settings = options.apply_to(load_settings(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
@@ -63,7 +59,6 @@ def serve(
     manager = ServiceManager.from_environment()
     drop_own_variables()
     umask = os.umask(FOR_OTHERS)
-    checks = [] if config is None else [ConfigurationCheck(config.absolute(), sections, read_file)]
     is_new = is_unannounced = False
 
     def make_data_directory() -> Path:
@@ -87,9 +82,7 @@ def serve(
 
     try:
         uvloop.run(
-            run(
-                settings, load_policies(), host, port, make_data_directory, umask, collect_and_announce, manager, checks
-            )
+            run(settings, load_policies(), host, port, make_data_directory, umask, collect_and_announce, manager)
         )
     finally:
         # No other daemon has used the directory, since this one held the lease.
@@ -106,7 +99,6 @@ async def run(
     umask: int,
     announce: Callable[[str], None],
     manager: ServiceManager,
-    more_checks: Sequence[Check] = (),
 ) -> None:
     """Build the parts of a daemon and run it until a signal ends it; ``umask`` is that of embedded agents.
 
@@ -119,7 +111,7 @@ async def run(
     core = Core(settings, policies, data_dir)
     connections = Connections(raise_file_limit(FILES_WANTED))
     with own_access(data_dir, listener, certificate) as own_token:
-        services = Services(core, own_token, certificate, more_checks)
+        services = Services(core, own_token, certificate)
         await services.logins.revoke_outdated()
         app = build_application(core, services, host, connections.max_requests)
         daemon = Daemon(

@@ -1,8 +1,10 @@
 """The services of a daemon, which routes, pages, agents and duties call."""
 
 import asyncio
-from collections.abc import Sequence
+import os
 from functools import partial
+from pathlib import Path
+from shlex import quote
 from time import monotonic
 
 import structlog
@@ -15,9 +17,26 @@ from koalapy.daemon.agents.questions import NodeLists, Questions
 from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
-from koalapy.daemon.alerts.alerts import Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import check_certificate, check_record, check_relays, check_start
+from koalapy.daemon.alerts.alerts import Alerts, Check
+from koalapy.daemon.alerts.cluster_checks import (
+    BlackHoleCheck,
+    ClusterChecks,
+    FlappingCheck,
+    check_clocks,
+    check_disks,
+    check_versions,
+)
+from koalapy.daemon.alerts.daemon_checks import (
+    check_certificate,
+    check_database,
+    check_links,
+    check_record,
+    check_relays,
+    check_replicas,
+    check_start,
+)
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
+from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL
 from koalapy.daemon.auth.login import Logins
@@ -26,8 +45,8 @@ from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
+from koalapy.daemon.forecast.advisor import Advisor
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -39,6 +58,7 @@ from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL
 from koalapy.daemon.observability.figures import Samples
 from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
+from koalapy.model.alert import Alert
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.history import SAMPLE_INTERVAL_S
 from koalapy.model.identity import Identity
@@ -53,14 +73,17 @@ log = structlog.get_logger()
 
 KEYS_INTERVAL = 300.0
 """Seconds between two downloads of the provider's keys; a revoked key is accepted until the next download."""
+SQLITE_REMEDY = (
+    "find the process besides the daemon (process {pid}) that holds the file, and end it: fuser -v {file}; if it is "
+    "only slow, move it to a disk of this machine, or to PostgreSQL"
+)
+SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 
 
 class Services:
     """The services of one daemon."""
 
-    def __init__(
-        self, core: Core, own_token: str, certificate: Certificate | None = None, more_checks: Sequence[Check] = ()
-    ) -> None:
+    def __init__(self, core: Core, own_token: str, certificate: Certificate | None = None) -> None:
         """``own_token``: that of the daemon's account. ``certificate``: which agents check; None without TLS."""
         settings, data_dir, stores, sessions = core.settings, core.data_dir, core.stores, core.sessions
         engine, queries, clock = core.engine, core.queries, core.clock
@@ -145,29 +168,9 @@ class Services:
         if (database := file_of(settings.database)) is not None:
             folders["database"] = database.parent
         self.health = HealthMonitor(engine, queries, folders, settings.disks)
-        checks: list[Check] = [partial(check_start, core.start_alerts, LOSS_ALERT_S), *more_checks]
-        if core.record is not None:
-            checks.append(partial(check_record, core.record))
-        if core.relays.is_configured:
-            checks.append(partial(check_relays, core.relays))
-        if certificate is not None:
-            checks.append(partial(check_certificate, certificate))
-        self.alerts = build_alerts(
-            settings,
-            engine,
-            queries,
-            self.hub,
-            sessions,
-            self.health,
-            self.network,
-            data_dir,
-            checks,
-            core.notifications.alert_changed,
-            stores.alert_marks,
-        )
-        self.track_record = TrackRecord(stores.predictions, stores.advice, clock)
-        self.advisor = Advisor(queries.experience, stores.advice, self.track_record)
-        self.forecasts = Forecasts(queries, core.people, clock, installed, track_record=self.track_record)
+        self.alerts = build_alerts(core, self.hub, self.health, self.network, certificate)
+        self.advisor = Advisor(queries.experience, stores.advice)
+        self.forecasts = Forecasts(queries, core.people, clock, installed)
         self.retention = Retention(
             stores.history,
             outputs,
@@ -197,14 +200,12 @@ class Services:
         housekeeping = Housekeeping(
             self.bundles, self.results, self.retention, settings.results_keep, removal_clock(core.clock)
         )
-        count_predictions = partial(instruments.read_predictions, self.track_record.count_outcomes)
         duties = [
             Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.remove_expired, by_calendar=True),
             Duty("alerts", ALERTS_INTERVAL, self.alerts.run_checks),
             Duty("disks", DISK_INTERVAL, self.health.check_disks),
             Duty("attendance", CHECK_INTERVAL, self.attendance.cancel_unattended),
             Duty("network", DUE_CHECK_INTERVAL, self.network.measure_due_links),
-            Duty("predictions", COUNT_INTERVAL, count_predictions),
             Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.notify_long_waits),
             Duty("audit", MERGE_INTERVAL, partial(core.audit.write_and_prune, settings.audit_keep)),
             Duty("samples", SAMPLE_INTERVAL_S, self.samples.take),
@@ -223,3 +224,45 @@ class Services:
         if core.record is not None:
             duties.append(Duty("record", FLUSH_INTERVAL, core.record.flush))
         return duties
+
+
+def build_alerts(
+    core: Core, hub: Hub, health: HealthMonitor, network: Network, certificate: Certificate | None
+) -> Alerts:
+    """Return the alerts of a daemon with all its checks."""
+    settings, engine, sessions, rules = core.settings, core.engine, core.sessions, core.settings.alerts
+    clusters = core.queries.grid.clusters
+    embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
+    url = settings.database or f"sqlite:///{core.data_dir / 'koala.db'}"
+    remedy, full_remedy = SERVER_REMEDY, "free space on the disk of the database server: df -h"
+    if url.startswith("sqlite"):
+        file = Path(url.partition(":///")[2].partition("?")[0])
+        remedy = SQLITE_REMEDY.format(pid=os.getpid(), file=quote(str(file)))
+        full_remedy = f"free space on its disk; find what fills it: du -xh {quote(str(file.parent))} | sort -h | tail"
+    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).record_exit)
+    checks: list[Check] = [
+        ClusterChecks(clusters, embedded, hub.rejections),
+        black_holes,
+        FlappingCheck(clusters, rules),
+        sessions.budgets.check_overruns,
+        partial(check_disks, lambda: health.disks, clusters, settings.disks),
+        partial(check_clocks, sessions.clock_offsets, embedded, engine.clock),
+        partial(check_versions, sessions.agent_versions, lambda: hub.incompatible),
+        partial(check_database, engine.database, engine.instruments.writes, remedy, full_remedy, rules),
+        partial(check_links, network.list_known_links, rules),
+        partial(check_replicas, engine.catalogue),
+        JobChecks(engine, rules),
+        partial(check_start, core.start_alerts, LOSS_ALERT_S),
+    ]
+    if core.record is not None:
+        checks.append(partial(check_record, core.record))
+    if core.relays.is_configured:
+        checks.append(partial(check_relays, core.relays))
+    if certificate is not None:
+        checks.append(partial(check_certificate, certificate))
+
+    def signal_change(alert: Alert, begins: bool) -> None:
+        del begins
+        engine.changes.note_change("clusters")
+
+    return Alerts(checks, rules, engine.clock, signal_change, core.notifications.alert_changed, core.stores.alert_marks)

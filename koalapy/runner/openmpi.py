@@ -95,7 +95,9 @@ RESEND_INTERVAL = 2.0
 NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
-"""Exit codes of mpirun that lost a daemon's connection: 0 in Open MPI 5, ORTE_ERR_COMM_FAILURE (-51) in Open MPI 4."""
+"""Exit codes of mpirun that lost a daemon's connection: 0 in Open MPI 5, ORTE_ERR_COMM_FAILURE (-51) in Open MPI 4.
+
+With 0 it has also written one of ``SIGNS_OF_LOSS``, unless it lost daemons that it had told to end after all ranks."""
 RELAY_VERDICT_TIME = 3.0
 """Seconds after an error of mpirun in which the loss of a relay may become known."""
 STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
@@ -236,7 +238,7 @@ class Follower(OpenMpiRole):
         elif op == "launch" and self._image_check is None:
             self._launch_daemon(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
         elif op == "noted":
-            self._runner.conclude(None)
+            self._runner.conclude_part()
 
     def child_ended(self, pid: int, code: int) -> None:
         """Report the end of the MPI daemon to the head node. If it was killed, end this node's part with an error."""
@@ -325,6 +327,8 @@ class Head(OpenMpiRole):
         self.mpirun = 0
         """Process id of mpirun; 0 before its start."""
         self._code: int | None = None
+        self._has_succeeded = False
+        """Whether mpirun knows that all ranks have ended with 0: a daemon may lose its connection afterwards."""
         self._refusal = ""
         self._is_separate = plan.separates_streams
         self._tags: dict[bool, TagReader] = {}
@@ -424,6 +428,7 @@ class Head(OpenMpiRole):
             super().child_ended(pid, code)
         else:
             self._code = code
+            self._has_succeeded = code == 0 and self._runner.read_output() and not self._filter.says_loss
             self._runner.loop.set_alarm("daemons", self._runner.settings.agent_timeout, self._conclude_program)
             self._conclude_when_all_ended()
 
@@ -560,7 +565,7 @@ class Head(OpenMpiRole):
         It is one if mpirun has not ended, or its exit code says that it lost a connection.
         """
         code, hosts = self._code, [node["host"] for node in self._plan.nodes]
-        suspicious = code is None or code in CONNECTION_LOST
+        suspicious = (code is None or code in CONNECTION_LOST) and not self._has_succeeded
         bad = [(i, how) for i, how in self._ended.items() if is_lost(how) or (how and suspicious)]
         if code is not None and code < 0:
             return f"mpirun {describe_end(code)}"

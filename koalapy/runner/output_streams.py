@@ -148,7 +148,11 @@ NOISE = re.compile(
   line's text and its newline if a program writes the two separately;
 - a failed write of mpirun to an MPI daemon that has ended. The runner reports the lost daemon itself, and a stopped
   job has daemons that end before mpirun does."""
-SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
+FAILED_SENDS = (b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
+SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", *FAILED_SENDS)
+LOST_COMMUNICATION = b"has lost communication with a remote daemon"
+SIGNS_OF_LOSS = (LOST_COMMUNICATION, *FAILED_SENDS)
+"""Texts of which mpirun writes one when it loses an MPI daemon that it has not told to end."""
 RULE = rb"^-{20,}\n"
 GIVING_UP = RULE + (
     rb"(?:(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
@@ -218,6 +222,10 @@ class OutputFilter:
         self._pending = ""
         self.is_giving_up = False
         """Whether a message of mpirun about a lost daemon, a failed rank or its own crash is withheld."""
+        self._last = b""
+        """The last bytes of the output, in which one of ``SIGNS_OF_LOSS`` may begin."""
+        self.says_loss = False
+        """Whether mpirun has written that it lost the connection to an MPI daemon."""
 
     def apply(self, output: bytes, mpirun: int) -> bytes:
         """Return the output to show to the user now, and withhold the rest. ``mpirun`` is the process ID of mpirun."""
@@ -228,6 +236,9 @@ class OutputFilter:
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # print the hint once
             self._runner.loop.set_alarm("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
+        recent = self._last + output
+        self.says_loss = self.says_loss or any(sign in recent for sign in SIGNS_OF_LOSS)
+        self._last = recent[1 - len(LOST_COMMUNICATION) :]
         output = remove_noise(output)
         output, self._held = self._held + output, b""
         if self.is_giving_up:

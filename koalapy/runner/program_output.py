@@ -130,11 +130,15 @@ class ProgramOutput:
             for reading in self._pipes:
                 self._loop.forget(reading)
 
-    def read_rest(self, *, stopped: bool) -> None:
-        """Read what is left in the pipes after the program's end, and release what is held back."""
+    def read_pipes(self) -> None:
+        """Read all that is in the pipes."""
         for reading, is_error in self._pipes.items():
             while self._read_pipe(reading, is_error):
                 pass
+
+    def read_rest(self, *, stopped: bool) -> None:
+        """Read what is left in the pipes after the program's end, and release what is held back."""
+        self.read_pipes()
         if self.role is not None:
             for is_error, rank, output in self.role.rest_of_output(stopped=stopped):
                 self.add(rank, output, is_error=is_error)

@@ -221,6 +221,14 @@ class Runner:
         self._relay_loss, grace = self._relay_loss or f"a relayed link is lost: {reason}", RELAY_LOSS_GRACE
         self.loop.set_alarm("relay loss", grace if self._phase == "running" else 0.0, lambda: self.conclude(None))
 
+    def conclude_part(self) -> None:
+        """End this node's part of a program whose end the head node knows; after the loss of a relay, wait for that.
+
+        The program may have succeeded before the loss. If not, ``RELAY_LOSS_GRACE`` ends this part with an error.
+        """
+        if not self._relay_loss:
+            self.conclude(None)
+
     def conclude(
         self, code: int | None, error: str = "", *, infrastructure: bool = False, stopped: bool = False
     ) -> None:
@@ -474,6 +482,11 @@ class Runner:
     def show(self, output: bytes, rank: int | None = None) -> None:
         """Insert what a role has held back of the program's output: messages of ``mpirun``, or errors of a rank."""
         self._program_output.add(rank, output, is_error=True)
+
+    def read_output(self) -> bool:
+        """Read all that the program has written, so that its role knows it, and return True."""
+        self._program_output.read_pipes()
+        return True
 
     def _keep_output(self, output: bytes) -> None:
         """Keep output until the agent acknowledges it, and send as much as possible now."""

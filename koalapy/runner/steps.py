@@ -366,6 +366,14 @@ class Step:
     def say(self, line: str) -> None:
         self._runner.say(line)
 
+    def read_output(self) -> bool:
+        """Return False: the caller of ``mpirun`` has the program's output."""
+        return False
+
+    def conclude_part(self) -> None:
+        """End this node's part of a program whose end the head node knows."""
+        self.conclude(None)
+
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         """End this node's part of the program."""
         raise NotImplementedError

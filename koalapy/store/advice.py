@@ -1,20 +1,17 @@
-"""SQL storage of followed advice, of the runs from which the advisor learns, and of predictions."""
+"""SQL storage of followed advice, and of the runs from which the advisor learns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
 
 from sqlalchemy import Connection, RowMapping, case, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.advice import CLOCK_TOLERANCE_S, AdvisedPlacement, Option, Run, Size, completed_run_of
 from koalapy.model.job import Job, JobState
-from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from koalapy.store import tables
-from koalapy.store.database import DatabaseStore, chunks, upsert
+from koalapy.store.database import DatabaseStore
 from koalapy.store.listing import newest_of
-from koalapy.store.tables import attempts, jobs, predictions, timeline
 
 MAX_RETAINED_RUNS = 5000
 """Maximum runs of deleted jobs that are stored for the advisor."""
@@ -150,82 +147,3 @@ def _retained_runs(connection: Connection, limit: int) -> list[Run]:
     query = select(_runs.run).order_by(_runs.job_id.desc()).limit(limit)
     retained = connection.execute(query).scalars().all()[::-1]
     return [Run(**run | {"size": Size(*run["size"]), "clusters": tuple(run["clusters"])}) for run in retained]
-
-
-TOUCHES = ("held", "released", "changed", "priority")
-"""Timeline events by which users change a waiting job, which predictions do not anticipate."""
-
-
-class PredictionStore(DatabaseStore):
-    """The predictions, with the actual course of their jobs."""
-
-    def add_predictions(self, new: Sequence[Prediction]) -> None:
-        """Insert predictions in one transaction, except for deleted jobs.
-
-        Existing ones of a job, kind and time are unchanged.
-        """
-        with self._database.writing() as connection:
-            # Predictions of jobs that were deleted in the meantime would violate the foreign key of the insert.
-            existing_jobs = {
-                ident
-                for chunk in chunks({prediction.job for prediction in new})
-                for ident in connection.execute(select(jobs.c.id).where(jobs.c.id.in_(chunk))).scalars()
-            }
-            upsert(
-                connection,
-                predictions,
-                [_to_row(prediction) for prediction in new if prediction.job in existing_jobs],
-                replace=False,
-            )
-
-    def predictions(
-        self, since: float, limit: int, owner: str | None = None, application: str = ""
-    ) -> list[tuple[Prediction, Course]]:
-        """Return the newest predictions with the actual course of their jobs.
-
-        An empty ``application`` matches all, ``owner=None`` all owners.
-        """
-        prediction, job, last = predictions.c, jobs.c, attempts.alias("last")
-        later = attempts.alias("later").c
-        is_last = (last.c.job_id == job.id) & (last.c.generation == job.generation)
-        started = select(func.min(later.barrier_at)).where(later.job_id == prediction.job_id)
-        started = started.where(later.generation > prediction.generation).correlate(predictions)
-        touched = select(func.min(timeline.c.at)).where(
-            timeline.c.job_id == prediction.job_id, timeline.c.event.in_(TOUCHES)
-        )
-        touched = touched.where(timeline.c.at >= prediction.made_at).correlate(predictions)
-        query = (
-            select(
-                predictions,
-                job.state,
-                job.spec["walltime"].as_float().label("walltime"),
-                job.ended_at,
-                started.scalar_subquery().label("started_at"),
-                touched.scalar_subquery().label("touched_at"),
-                last.c.barrier_at,
-                last.c.launched_at,
-                last.c.ended_at.label("attempt_ended_at"),
-                last.c.exit_code,
-            )
-            .select_from(predictions.join(jobs, job.id == prediction.job_id).outerjoin(last, is_last))
-            .where(prediction.made_at >= since)
-            .order_by(prediction.made_at.desc(), prediction.job_id.desc(), prediction.kind)
-            .limit(limit)
-        )
-        if owner is not None:
-            query = query.where(job.owner == owner)
-        if application:
-            query = query.where(job.application == application)
-        return [_prediction_and_course(row) for row in self._database.rows(query)]
-
-
-def _to_row(prediction: Prediction) -> dict[str, Any]:
-    row = asdict(prediction)
-    return row | {"job_id": row.pop("job"), "conditions": dict(prediction.conditions)}
-
-
-def _prediction_and_course(row: RowMapping) -> tuple[Prediction, Course]:
-    values = {name: value for name, value in row.items() if name in Prediction.__slots__}
-    values |= {"kind": PredictionKind(row["kind"]), "source": PredictionSource(row["source"])}
-    course = {name: value for name, value in row.items() if name in Course.__slots__}
-    return Prediction(job=row["job_id"], **values), Course(**course | {"state": JobState(row["state"])})

@@ -12,7 +12,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
 from koalapy.model.errors import UsageError
-from koalapy.store.advice import AdviceStore, PredictionStore
+from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
 from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
@@ -101,7 +101,6 @@ class Stores:
     tokens: TokenStore
     audit: AuditStore
     notifications: NotificationStore
-    predictions: PredictionStore
     samples: SampleStore
     alert_marks: AlertMarkStore
     output: OutputStore
@@ -133,7 +132,6 @@ def stores_in_database(database: Database, output: OutputStore, job_numbers: Job
         TokenStore(database),
         AuditStore(database),
         NotificationStore(database),
-        PredictionStore(database),
         SampleStore(database),
         AlertMarkStore(database),
         output,

@@ -463,22 +463,6 @@ advice = Table(
     Index(None, "application", "job_id"),
 )
 
-# Predictions of jobs. The actual times are in the other tables.
-predictions = Table(
-    "predictions",
-    metadata,
-    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
-    Column("kind", Plain(12), primary_key=True),
-    Column("made_at", Float, primary_key=True),
-    Column("source", Plain(12), nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("low", Float, nullable=False),
-    Column("middle", Float, nullable=False),
-    Column("high", Float, nullable=False),
-    Column("conditions", JSON, nullable=False),
-    Index(None, "made_at"),
-)
-
 # Runs of deleted jobs, from which the advisor learns.
 runs = Table(
     "runs",

@@ -35,14 +35,6 @@ async def test_component_from_submit_to_forget_leaves_nothing(site: Site, daemon
     assert not (site.settings.directory / "test" / T).exists()
 
 
-async def test_lines_of_several_nodes_stay_complete(site: Site, daemon: FakeDaemon) -> None:
-    end = await site.run_component(T, ["sh", "-c", "for i in 1 2 3 4 5; do echo $KOALA_NODE line $i; done"], size=3)
-    assert end["program_exit"] == 0
-    lines = daemon.output[T].decode().splitlines()
-    for node in ("north-1", "north-2", "north-3"):
-        assert [line for line in lines if line.startswith(node)] == [f"{node} line {i}" for i in range(1, 6)]
-
-
 async def test_first_failed_node_is_reported_at_once(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit_component(T, 2)
     await daemon.wait_for_state(T, "claimed")
@@ -51,23 +43,6 @@ async def test_first_failed_node_is_reported_at_once(site: Site, daemon: FakeDae
     assert daemon.status(T)["state"] != "ended"
     await daemon.send_command("stop", T, reason="the program failed")
     assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 9
-
-
-async def test_queued_component_is_stopped_without_error(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component("7.1.0", 4)
-    await daemon.wait_for_state("7.1.0", "claimed")
-    await daemon.submit_component("7.1.1", 1)
-    await daemon.wait_for_state("7.1.1", "waiting")
-    await daemon.send_command("stop", "7.1.1", reason="test")
-    end = await daemon.wait_for_state("7.1.1", "ended")
-    assert (end["error"], end["infrastructure"]) == ("", False)
-
-
-async def test_component_larger_than_cluster_is_rejected_as_limit(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T, 5)
-    end = await daemon.wait_for_state(T, "ended")
-    assert (end["infrastructure"], end["refused"]) == (False, "limit")
-    assert "5" in end["error"]
 
 
 async def test_killed_runner_fails_component_and_ends_other_nodes(site: Site, daemon: FakeDaemon) -> None:
@@ -81,17 +56,6 @@ async def test_killed_runner_fails_component_and_ends_other_nodes(site: Site, da
     assert "runner killed by signal 9" in end["error"]
     assert "its runner was killed" in end["missing"]
     await daemon.wait_until(lambda: daemon.report()["idle"] == 4)
-
-
-async def test_partial_line_of_killed_runner_is_delivered(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T, 2)
-    await daemon.wait_for_state(T, "claimed")
-    script = "[ $KOALA_NODE_INDEX = 0 ] && printf '%s\\nhalf a line' $PPID; exec sleep 1000"
-    await daemon.open_barrier(["sh", "-c", script], T)
-    await daemon.wait_until(lambda: b"\n" in daemon.output.get(T, b""))
-    os.kill(int(daemon.output[T]), signal.SIGKILL)
-    assert (await daemon.wait_for_state(T, "ended"))["infrastructure"]
-    assert daemon.output[T].endswith(b"\nhalf a line")
 
 
 async def test_program_exceeding_walltime_is_stopped(site: Site, daemon: FakeDaemon) -> None:
@@ -108,12 +72,6 @@ async def test_program_exceeding_walltime_is_stopped(site: Site, daemon: FakeDae
         if "running" in [status["state"] for status in daemon.received("status", token)]:
             return
     pytest.fail("the program never ran")
-
-
-async def test_output_is_delivered_before_end_is_reported(site: Site, daemon: FakeDaemon) -> None:
-    end = await site.run_component(T, ["seq", "400000"])
-    assert end["program_exit"] == 0
-    assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 400_001))
 
 
 async def test_output_of_stopped_component_is_delivered_after_stop(site: Site, daemon: FakeDaemon) -> None:
@@ -157,60 +115,6 @@ async def test_long_output_is_sent_as_head_and_tail(site: Site, daemon: FakeDaem
     assert sent_positions >= {*range(50_000), *range(len(expected) - 50_000, len(expected))}
 
 
-async def test_program_continues_without_daemon(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    fifo = site.settings.directory / "go"
-    os.mkfifo(fifo)
-    await daemon.open_barrier(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], T)
-    await daemon.wait_until(lambda: daemon.output.get(T) == b"one\n")
-    await daemon.stop_listening()
-    with fifo.open("w") as file:
-        file.write("go on\n")
-    journal = site.settings.directory / "test" / T / "journal"
-    await daemon.wait_until(lambda: '"end"' in journal.read_text())
-    await daemon.listen()
-    end = await daemon.wait_for_state(T, "ended")
-    assert end["program_exit"] == 6
-    assert daemon.output[T] == b"one\ntwo\n"
-
-
-async def test_restarted_agent_resumes_components(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component("7.1.0")
-    await daemon.submit_component("8.1.0")
-    for token in ("7.1.0", "8.1.0"):
-        await daemon.wait_for_state(token, "claimed")
-    fifo = site.settings.directory / "go"
-    os.mkfifo(fifo)
-    await daemon.open_barrier(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], "7.1.0")
-    await daemon.wait_until(lambda: daemon.output.get("7.1.0") == b"one\n")
-    await site.stop()
-    daemon.messages.clear()
-    await site.start()
-    assert sorted(s["token"] for s in daemon.inventories[-1]) == ["7.1.0", "8.1.0"]
-    await daemon.wait_for_state("7.1.0", "running")
-    await daemon.wait_for_state("8.1.0", "claimed")
-    with fifo.open("w") as file:
-        file.write("go on\n")
-    assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] == 6
-    assert daemon.output["7.1.0"] == b"one\ntwo\n"
-    await daemon.open_barrier(["true"], "8.1.0")
-    assert (await daemon.wait_for_state("8.1.0", "ended"))["program_exit"] == 0
-
-
-async def test_component_ended_without_agent_is_reported(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    await daemon.open_barrier(["sh", "-c", "echo up; exec sleep 1000"], T)
-    await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
-    await site.stop()
-    stop_locald(site.cluster)
-    await site.start()
-    end = await daemon.wait_for_state(T, "ended")
-    assert end["infrastructure"]
-    assert end["error"]
-
-
 @pytest.mark.parametrize("lines", [3, 300_000])
 async def test_unsent_output_of_killed_runner_is_recovered(site: Site, daemon: FakeDaemon, lines: int) -> None:
     """The program ends without an agent, and its runner is killed before the next agent starts."""
@@ -234,40 +138,6 @@ async def test_unsent_output_of_killed_runner_is_recovered(site: Site, daemon: F
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["error"], end["missing"]) == (0, "", "")
     assert daemon.output[T] == first_output + b"".join(b"%d\n" % n for n in range(1, lines + 1)) + b"end"
-
-
-async def test_output_lost_with_runner_is_reported_missing(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    fifo = site.settings.directory / "go"
-    os.mkfifo(fifo)
-    await daemon.open_barrier(["sh", "-c", f"echo $PPID; read line < {fifo}; echo end"], T)
-    await daemon.wait_until(lambda: b"\n" in daemon.output.get(T, b""))
-    await site.stop()
-    with fifo.open("w") as file:
-        file.write("go on\n")
-    folder = site.settings.directory / "test" / T
-    await daemon.wait_until((folder / "result.0.json").exists)
-    os.kill(int(daemon.output[T]), signal.SIGKILL)
-    for path in folder.glob("output.0.*"):
-        path.unlink()
-    await site.start()
-    end = await daemon.wait_for_state(T, "ended")
-    assert end["program_exit"] == 0
-    assert "4 bytes of node 0" in end["missing"]
-
-
-async def test_stopped_component_with_killed_runner_reports_missing_output(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T, 2)
-    await daemon.wait_for_state(T, "claimed")
-    await daemon.open_barrier(["sh", "-c", "echo $KOALA_NODE_INDEX $PPID; exec sleep 1000"], T)
-    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
-    runners = dict(line.split() for line in daemon.output[T].decode().splitlines())
-    os.kill(int(runners["1"]), signal.SIGSTOP)
-    await daemon.wait_for_ack(await daemon.send_command("stop", T, reason="the program failed"))
-    os.kill(int(runners["1"]), signal.SIGKILL)
-    end = await daemon.wait_for_state(T, "ended")
-    assert (end["error"], end["missing"]) == ("", "possibly the end of what node 1 wrote: its runner was killed")
 
 
 async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemon) -> None:
@@ -313,22 +183,6 @@ daemon.port = int(sys.argv[2])
 site = Site(Path(sys.argv[1]), daemon)
 asyncio.run(run_agent(site.settings, LocalLrm(site.cluster, "koala-")))
 """
-
-
-async def test_component_without_journal_entry_is_ignored(tmp_path: Path, daemon: FakeDaemon) -> None:
-    site = Site(tmp_path, daemon)
-    folder = site.settings.directory / "test" / T
-    folder.mkdir(parents=True)
-    (folder / "journal").write_text('\n{"submit": {"size": 1,')
-    await site.start()
-    try:
-        assert daemon.inventories[-1] == []
-        assert not folder.exists()
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "claimed")
-    finally:
-        await site.stop()
-        await asyncio.to_thread(stop_locald, site.cluster)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 30, b'{"host": "\xe9\xff\xfe\x80"}', b"[]", b'{"port": 1e99}'])

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from koalapy.agent.core.background import MAX_CONCURRENT_JOBS, MAX_SECONDS, Background
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.lrm.port import LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.model.errors import SiteRejected
 from tests.agent.lrm.conftest import TIMEOUT_S, make_cluster
 from tests.agent.memory_lrm import MemoryLrm
@@ -90,50 +90,3 @@ async def test_background_jobs_beyond_limit_are_rejected(tmp_path: Path) -> None
     with pytest.raises(SiteRejected, match="running already"):
         await background.start_job({"nodes": 1, "seconds": 600})
     assert await background.stop_jobs({}) == {"stopped": MAX_CONCURRENT_JOBS}
-
-
-class SlowLrm(MemoryLrm):
-    """Accepts jobs only after `go_on` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
-        self.cancelled: list[str] = []
-
-    async def submit_job(self, submission: LrmSubmission) -> str:
-        self.asked.set()
-        await self.go_on.wait()
-        return await super().submit_job(submission)
-
-    async def cancel_job(self, job: str, name: str, user: str = "") -> None:
-        self.cancelled.append(job)
-
-
-async def test_background_stop_ends_job_being_submitted(tmp_path: Path) -> None:
-    lrm = SlowLrm()
-    await lrm.open()
-    background = Background(lrm, "slurm", tmp_path / "background")
-    starting = asyncio.create_task(background.start_job({"nodes": 1, "seconds": 600}))
-    await lrm.asked.wait()
-    stopping = asyncio.create_task(background.stop_jobs({}))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    lrm.go_on.set()
-    assert (await starting)["lrm_job"] == "1"
-    assert await stopping == {"stopped": 1}
-    assert lrm.cancelled == ["1"]
-
-
-async def test_concurrent_background_jobs_stay_within_limit(tmp_path: Path) -> None:
-    lrm = SlowLrm()
-    await lrm.open()
-    background = Background(lrm, "slurm", tmp_path / "background")
-    starting = [
-        asyncio.create_task(background.start_job({"nodes": 1, "seconds": 600})) for _ in range(MAX_CONCURRENT_JOBS + 3)
-    ]
-    for _ in range(5):
-        await asyncio.sleep(0)
-    lrm.go_on.set()
-    answers = await asyncio.gather(*starting, return_exceptions=True)
-    assert sum(isinstance(answer, SiteRejected) for answer in answers) == 3
-    assert len(lrm.jobs) == MAX_CONCURRENT_JOBS

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.core.daemons import MAX_KNOWN_DAEMONS, Daemons
+from koalapy.agent.core.daemons import Daemons
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
@@ -39,16 +39,6 @@ def test_known_daemons_survive_agent_restart(tmp_path: Path) -> None:
     assert reloaded.accept_epoch("one", 5, "b")
     assert reloaded.accept_epoch("two", 1, "c")
     assert reload_daemons(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
-
-
-def test_hello_names_most_recent_daemons(tmp_path: Path) -> None:
-    daemons = Daemons(tmp_path)
-    for number in range(MAX_KNOWN_DAEMONS + 3):
-        assert daemons.accept_epoch(f"d{number}", 1, "a")
-    assert daemons.accept_epoch("d0", 1, "a")
-    names = [daemon.instance for daemon in daemons.known_daemons()]
-    assert len(names) == MAX_KNOWN_DAEMONS
-    assert names[-2:] == [f"d{MAX_KNOWN_DAEMONS + 2}", "d0"]
 
 
 def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,16 +141,6 @@ def test_silence_is_counted_from_first_check(tmp_path: Path) -> None:
     assert spool.silence_of("never") > 1_000_000
     spool.record_contact("never")
     assert spool.silence_of("never") < 1_000_000
-
-
-def test_load_entries_drops_unfinished_last_line(tmp_path: Path) -> None:
-    folder = JournalFolder(tmp_path)
-    folder.write_entry(order={"a": 1})
-    with (tmp_path / "journal").open("ab") as journal:
-        journal.write(b'{"ready": [0, ')
-    assert folder.load_entries() == {"order": {"a": 1}}
-    folder.write_entry(done=True)
-    assert folder.load_entries() == {"order": {"a": 1}, "done": True}
 
 
 def test_write_entry_on_full_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

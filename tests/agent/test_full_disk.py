@@ -246,13 +246,6 @@ def test_truncated_folder_loads_no_false_state(
     assert folder.load_entries()["stop"] == "later"
 
 
-def test_truncated_result_is_ignored(tmp_path: Path) -> None:
-    folder = JournalFolder(tmp_path)
-    for text in ("3", "[]", "{}", json.dumps({"code": 0})):
-        (tmp_path / "result.0.json").write_text(text)
-        assert folder.read_result(0) is None
-
-
 LIMITS = DiskLimits()
 GB, MB = 10**9, 10**6
 

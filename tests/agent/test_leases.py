@@ -14,14 +14,12 @@ from koalapy.agent.core.spool import JournalFolder
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock
 from koalapy.system.clock import Clock
-from tests.agent.conftest import FakeDaemon, Site, running_pids
-from tests.agent.fake_runner import claim_component, run_program
+from tests.agent.conftest import FakeDaemon
+from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import make_reporter, running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.signals import pass_time
 
 TOKEN = "7.1.0"
-LOOP_COMMAND = ["sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done"]
 
 
 class RecordingUplink:
@@ -89,13 +87,6 @@ def test_component_that_is_being_stopped_keeps_its_reason_and_grace(leased_agent
     leased_agent.now_s += 1000
     assert not leased_agent.end_expired()
     assert (leased_agent.component.stop, leased_agent.component.error) == ("cancelled by alice", "")
-
-
-def test_lease_counts_from_its_request(leased_agent: LeasedAgent) -> None:
-    leased_agent.leases.on_welcome()
-    leased_agent.now_s += 60
-    leased_agent.answer_renewal()
-    assert leased_agent.leases.silence_for(leased_agent.component) == 60
 
 
 def test_component_without_lease_never_ends_by_silence(tmp_path: Path) -> None:
@@ -191,21 +182,6 @@ def test_agent_and_runner_never_count_beyond_daemon(
             assert leased_agent.now_s - to_runner - silence <= daemon_heard_at + 1e-6
 
 
-@pytest.mark.processes
-async def test_program_ends_when_daemon_stops_renewing(daemon: FakeDaemon, site: Site) -> None:
-    """The connection stays open, and agent and runner keep running."""
-    daemon.lease = 2.0
-    await daemon.submit_component(TOKEN)
-    assert (await daemon.wait_for_state(TOKEN, "claimed"))["lease"] == 2.0
-    await daemon.open_barrier(LOOP_COMMAND, TOKEN)
-    await daemon.wait_until(lambda: daemon.output.get(TOKEN, b"").endswith(b"\n"))
-    daemon.renews = False
-    status = await daemon.wait_for_state(TOKEN, "ended")
-    assert status["infrastructure"]
-    assert "its lease is over" in status["error"]
-    assert running_pids(daemon.output[TOKEN]) == []
-
-
 async def test_claim_ends_when_daemon_stops_renewing(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The claim has no program, and its nodes are released."""
     daemon.lease = 60.0
@@ -217,13 +193,3 @@ async def test_claim_ends_when_daemon_stops_renewing(daemon: FakeDaemon, tmp_pat
         lrm.end_job("1")
         lrm.changed.set()
         assert (await daemon.wait_for_state(TOKEN, "ended"))["infrastructure"]
-
-
-async def test_program_continues_while_daemon_renews(daemon: FakeDaemon, tmp_path: Path) -> None:
-    daemon.lease = 60.0
-    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path, TOKEN)
-        await pass_time(10 * daemon.lease)
-        assert len(daemon.received("renew_lease")) > 15
-        await run_program(daemon, lrm, runner, token=TOKEN)
-        assert (await daemon.wait_for_state(TOKEN, "ended"))["program_exit"] == 0

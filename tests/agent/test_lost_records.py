@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -57,12 +56,6 @@ def test_changed_journal_raises_on_load(tmp_path_factory: pytest.TempPathFactory
     (folder.path / "journal").write_bytes(content)
     with pytest.raises(DamagedJournal):
         folder.load_entries()
-
-
-def test_component_without_size_record_is_not_claimed(tmp_path: Path) -> None:
-    component = Component("test", T, JournalFolder(tmp_path))
-    component.lrm_job = "7"
-    assert component.current_state() == "waiting"
 
 
 def empty_journal(journal: Path) -> None:
@@ -301,9 +294,6 @@ async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, agent: Pa
     await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
 
 
-RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
-
-
 @pytest.fixture(autouse=True)
 def alarm() -> Iterator[None]:
     def raise_blocked(*_: object) -> None:
@@ -389,27 +379,6 @@ def test_output_file_that_cannot_be_removed_counts_once(folder: JournalFolder, m
     assert component.ended
     assert component.output.total == 3
     assert Component.load_journal("test", T, folder).output.total == 3
-
-
-def test_forged_output_file_is_ignored(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.secret_of = lambda node: b"s" * 32
-    component = Component.load_journal("test", T, folder)
-    (folder.path / "output.0.0").write_bytes(b"hi\n")
-    monkeypatch.setattr(Path, "unlink", raise_permission_error)
-    component.on_job_ended(None)
-    assert component.ended
-    assert component.output.total == 0
-
-
-async def test_forged_journal_does_not_affect_other_records(daemon: FakeDaemon, tmp_path: Path) -> None:
-    records: list[tuple[str, dict[str, Any]]]
-    records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
-    for token, record in records:
-        (tmp_path / "test" / token).mkdir(parents=True)
-        JournalFolder(tmp_path / "test" / token).write_entry(**record)
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        assert [component["token"] for component in daemon.inventories[0]] == ["8.1.0"]
 
 
 @pytest.mark.processes

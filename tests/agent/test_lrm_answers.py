@@ -1,17 +1,11 @@
 """Rejections and silence of a resource manager, and statistics of its calls."""
 
 import asyncio
-import json
-import os
 import re
-import signal
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 import koalapy
@@ -19,16 +13,13 @@ from koalapy.agent.components.component import Component, Node
 from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import Leftovers, select_job
 from koalapy.agent.core.lrm_monitor import LrmMonitor
-from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
-from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, LrmCalls, LrmOperation, Versions
-from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import encode_frame
-from tests.agent.conftest import FakeDaemon, Site
+from koalapy.model.reports import MAX_LISTED_NODES, ListedNode, LrmCalls, LrmOperation
+from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -64,33 +55,6 @@ async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon
             await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
     actions = [log["action"] for log in logs]
     assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
-
-
-async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.is_answering.clear()
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, reported_counts(daemon)[2])))
-        assert daemon.report()["silent_for"] >= AgentTimeouts().lrm_silence_s
-        lrm.is_answering.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-
-
-@pytest.mark.processes
-async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaemon) -> None:
-    site.settings = replace(site.settings, poll_interval=0.1)
-    await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
-    pid = int((site.cluster.directory / "locald.pid").read_text())
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        await daemon.wait_until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
-        assert daemon.report()["total"] == 4
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await daemon.wait_until(lambda: daemon.report()["problem"] == "")
-    await daemon.open_barrier(["true"], T)
-    assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
 
 
 def make_monitor() -> LrmMonitor:
@@ -410,16 +374,6 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
     await daemon.wait_until(lambda: daemon.report()["notices"] == [])
 
 
-@pytest.mark.usefixtures("agent")
-async def test_second_job_of_component_is_cancelled(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "waiting")
-    lrm.jobs["2"] = LrmJob("2", NAME, LrmJobState.QUEUED)
-    lrm.changed.set()
-    await daemon.wait_until(lambda: lrm.cancelled == [("2", False)])
-    assert daemon.status(T)["lrm_job"] == "1"
-
-
 def test_restarted_component_is_not_ended_as_leftover() -> None:
     leftovers, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
     leftovers.component_ended(NAME)
@@ -446,10 +400,6 @@ async def test_missing_rsync_is_reported_until_installed(
         monkeypatch.setenv("PATH", str(installed.parent))
         lrm.changed.set()
         await daemon.wait_until(lambda: daemon.report()["lacks"] == [])
-
-
-REPORT = ClusterReport(total=2, idle=2)
-CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
 
 
 async def measure_call(monitor: LrmMonitor, operation: LrmOperation, error: SiteError | None = None) -> None:
@@ -491,55 +441,6 @@ async def test_rejected_job_counts_as_answered_call(
     assert (calls.failed_ago is not None) == bool(failures)
 
 
-async def test_longest_call_expires_but_sum_remains() -> None:
-    await pass_time(-asyncio.get_running_loop().time() % lrm_monitor.LARGEST_SPAN)
-    monitor = make_monitor()
-
-    async def wait_long() -> None:
-        await pass_time(8.0)
-
-    await monitor.call_lrm(LrmOperation.SNAPSHOT, wait_long())
-    await pass_time(lrm_monitor.LARGEST_SPAN)
-    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    await pass_time(lrm_monitor.LARGEST_SPAN)
-    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
-
-
-async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-
-    def get_calls(operation: str) -> dict[str, Any]:
-        matching = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
-        return matching[0] if matching else {"count": 0, "failures": 0}
-
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: (daemon.report().get("versions") or {}).get("lrm") == "memory 1.0")
-        assert get_calls("open")["count"] == get_calls("version")["count"] == 1
-        looks = lrm.polls
-        for sequence in range(3):
-            await daemon.send_messages("north", {"type": "probe", "sequence": sequence + 1, "look": True})
-        await daemon.wait_until(lambda: len(daemon.received("confirmed")) == 3)
-        assert lrm.polls > looks
-        reports = [{**report, "calls": None} for report in daemon.received("report")[1:]]
-        assert all(previous != next_report for previous, next_report in pairwise(reports)), (
-            "changed statistics alone cause no report"
-        )
-        lrm.error = SiteUnavailable("squeue did not answer")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon)[2] != "")
-        assert get_calls("snapshot")["failures"] == 1
-        assert get_calls("snapshot")["last_error"] == "squeue did not answer"
-        assert get_calls("snapshot")["count"] > looks
-
-
-async def test_absent_lrm_is_reported_repeatedly(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.error = SiteUnavailable("squeue did not answer")
-    async with running_agent(lrm, daemon, tmp_path):
-        for _ in range(3):
-            report_count = len(daemon.received("report"))
-            lrm.changed.set()
-            await daemon.wait_until(lambda report_count=report_count: len(daemon.received("report")) > report_count)  # type: ignore[misc]
-
-
 async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.version_known = asyncio.Event()
     async with running_agent(lrm, daemon, tmp_path):
@@ -547,37 +448,6 @@ async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaem
         assert daemon.report()["versions"] == {"agent": koalapy.__version__, "lrm": "", "open_mpi": ""}
         lrm.version_known.set()
         await daemon.wait_until(lambda: daemon.report()["versions"]["lrm"] == "memory 1.0")
-
-
-def encode_report(report: ClusterReport) -> dict[str, Any]:
-    (message,) = json.loads(encode_frame(wire.from_agent, [report]))
-    return dict(message)
-
-
-def decode_report(message: dict[str, Any]) -> ClusterReport:
-    (report,) = wire.from_agent.validate_json(json.dumps([message]))
-    assert isinstance(report, ClusterReport)
-    return report
-
-
-def test_report_accepts_missing_and_unknown_fields() -> None:
-    report = replace(REPORT, versions=Versions("1.0", "slurm 22.05", "4.1.4"), calls=CALLS)
-    message = encode_report(report)
-    assert decode_report(message).calls == CALLS
-    assert decode_report(message).versions == report.versions
-    old = {name: value for name, value in message.items() if name not in ("versions", "calls")}
-    assert (decode_report(old).versions, decode_report(old).calls) == (None, ())
-    lacking = {name: value for name, value in message.items() if name not in ("job_sizes", "reservations")}
-    assert (decode_report(lacking).job_sizes, decode_report(lacking).reservations) == ((), ())
-    with pytest.raises(ValidationError):
-        decode_report({**message, "job_sizes": [{"least": 1}] * 101})
-    later = {**message["calls"][0], "operation": "hibernate", "median": 1.0}
-    assert decode_report({**message, "calls": [later]}).calls[0].operation == "hibernate"
-
-
-def test_long_version_is_truncated() -> None:
-    message = encode_report(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
-    assert decode_report(message).versions == Versions(lrm="x" * 100)
 
 
 async def test_nodes_are_listed_with_components_and_those_down_first(daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -48,18 +48,6 @@ async def test_lrm_failing_from_start_is_reported(
         await daemon.wait_until(lambda: daemon.status("7.1.0").get("state") == "waiting")
 
 
-async def test_returning_daemon_receives_lrm_problem_at_once(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
-    lrm.error = NO_QUEUE
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (0, 0, NO_QUEUE_TEXT))
-        await daemon.stop_listening()
-        daemon.messages.clear()
-        await daemon.listen()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (0, 0, NO_QUEUE_TEXT))
-
-
 @pytest.mark.usefixtures("agent")
 async def test_lrm_problem_is_reported_with_last_counts(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.error = NO_ANSWER
@@ -162,23 +150,6 @@ async def test_job_end_not_announced_is_polled(lrm: MemoryLrm, lrm_jobs: tuple[L
     assert component.error == ""
 
 
-async def test_polls_become_rarer_and_stop_when_idle(lrm: MemoryLrm, lrm_jobs: tuple[LrmJobs, Component]) -> None:
-    manager, component = lrm_jobs
-    assert manager._monitor.seconds_to_next() >= 1000.0
-    component.lrm_job, component.nodes[0].phase = "1", "ended"
-    waits = []
-    for _ in range(20):
-        waits.append(manager._monitor.seconds_to_next())
-        await signals.pass_time(waits[-1])
-    assert waits[0] == pytest.approx(0.1)
-    waits = [round(wait, 6) for wait in waits]
-    assert waits == sorted(waits)
-    assert waits[-1] == pytest.approx(1000.0), "never rarer than the regular poll"
-    component.mark_ended()
-    manager._reporter.publish_status(component)
-    assert manager._monitor.seconds_to_next() >= 1000.0
-
-
 async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Otherwise the daemon would count the components as lost although their runners are connected."""
     async with running_agent(lrm, daemon, tmp_path):
@@ -275,21 +246,6 @@ async def test_error_during_submission_ends_component(
         status = await daemon.wait_for_state("7.1.0", "ended")
         assert status["infrastructure"]
         assert status["error"] == "an error in the agent: KeyError('unexpected error'); see the agent's log"
-
-
-async def test_error_before_submission_ends_component(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**_: object) -> str:
-        raise LookupError("unexpected error")
-
-    monkeypatch.setattr("koalapy.agent.core.agent.LrmSubmission", refuse)
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.submit_component("7.1.0", 1)
-        assert "unexpected error" in (await daemon.wait_for_state("7.1.0", "ended"))["error"]
-        await daemon.send_command("stop", "7.1.0", reason="cancelled")
-        assert await daemon.wait_for_state("7.1.0", "ended")
 
 
 async def test_error_at_component_end_spares_other_components(
@@ -459,15 +415,6 @@ async def test_released_nodes_are_noticed_while_jobs_wait(lrm: MemoryLrm, daemon
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 1, ""))  # by a poll on the probe
         lrm.background = 0
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))  # by the following frequent polls
-
-
-@pytest.mark.usefixtures("agent")
-async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
-    await send_probe(daemon, 1, look=True, awaited=True)
-    assert await count_polls(lrm) == 0
-    lrm.down = 1
-    await send_probe(daemon, 2, look=True, awaited=True)
-    assert await count_polls(lrm) > 5
 
 
 @pytest.mark.parametrize("end", ["no waiting jobs", "no daemon"])

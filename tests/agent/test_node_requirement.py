@@ -46,11 +46,6 @@ def test_requirement_survives_message_and_agent_restart(tmp_path: Path) -> None:
     assert Component.load_journal("test", TOKEN, JournalFolder(tmp_path)).requirement == REQUIREMENT
 
 
-def test_component_of_earlier_agent_has_no_requirement(tmp_path: Path) -> None:
-    JournalFolder(tmp_path).write_entry(submit={"size": 2})
-    assert Component.load_journal("test", TOKEN, JournalFolder(tmp_path)).requirement is None
-
-
 @pytest.mark.parametrize(
     "requirement",
     [

@@ -11,14 +11,13 @@ import pytest
 
 from koalapy.agent.components.relays import AWAY, NO_RELAY
 from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, derive_head_key
-from koalapy.relay.client import ANSWER_TIMEOUT_S
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.relay.fake_relay import HEAD, FakeRelay
-from tests.signals import pass_time, until
+from tests.signals import pass_time
 
 T, ATTEMPT = "7.1.0", "7.1"
 NAME = f"koala-test-{T}"
@@ -135,19 +134,6 @@ async def test_head_knows_the_attempt_before_a_runner_gets_its_plan(
         await daemon.wait_until(lambda: daemon.status(T).get("relayed") == [["north", "south"]])
 
 
-async def test_start_waits_for_agent_to_connect_with_its_relay(
-    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
-) -> None:
-    await head.stop()
-    async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path), runner_host="127.0.0.1"):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await pass_time(1.0)
-        await head.start()
-        assert (await runner.receive("open"))["relay_head"] == ["127.0.0.1", 8644]
-        assert ATTEMPT in head.attempts
-
-
 async def test_agent_that_ended_before_its_relay_was_connected_is_followed_by_one_that_starts_the_program(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
 ) -> None:
@@ -250,21 +236,6 @@ async def test_loss_while_the_agent_was_away_is_learned_from_the_head(
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
         await daemon.wait_until(lambda: daemon.status(T)["error"] == head.lost[ATTEMPT]["why"])
         assert daemon.status(T)["relay_lost"]
-
-
-async def test_hanging_head_delays_a_start_only_until_its_time_is_over(
-    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
-) -> None:
-    async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.wait_until(lambda: last_state(daemon) == (True, ""))
-        head.is_answering = False
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
-        assert loop.time() - began <= ANSWER_TIMEOUT_S + 1
-        await until(lambda: last_state(daemon) == (False, AWAY), 60.0)
 
 
 async def test_attempt_that_the_head_rejects_still_starts(daemon: FakeDaemon, head: FakeRelay, tmp_path: Path) -> None:

@@ -31,15 +31,6 @@ def make_open(daemon: FakeDaemon, *others: str, head: str = T, script: str = SCR
     return {"nodes": nodes, "contexts": contexts, **plan}
 
 
-async def test_script_on_one_cluster_runs_on_its_first_node(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T, 2)
-    await daemon.wait_for_state(T, "claimed")
-    await daemon.send_command("open", T, **make_open(daemon))
-    end = await daemon.wait_for_state(T, "ended")
-    assert (end["program_exit"], end["error"]) == (3, "")
-    assert daemon.output[T] == b"job.sh on north-1 of 2 in north\n"
-
-
 @pytest.mark.evidence("P7")
 async def test_site_that_accepts_no_scripts_starts_no_shared_one(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit_component(T)

@@ -1,20 +1,16 @@
 """Stops with a warning: the program receives a signal and a grace, also across restarts of the agent."""
 
-import json
 import signal
 import time
-from typing import Any
 
 import pytest
 
 from koalapy.agent.components.component import Grace
-from koalapy.protocol.messages import Open, Stop, from_daemon
 from tests.agent.conftest import FakeDaemon, Site
 
 T = "7.1.0"
 LONG_GRACE_S = 600.0
 LISTEN_SCRIPT = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
-SAVE_SCRIPT = "trap 'echo saved; exit 7' USR1; echo ready; while :; do sleep 0.05; done"
 
 
 async def start_program(daemon: FakeDaemon, script: str, size: int = 1) -> None:
@@ -34,43 +30,12 @@ async def wait_until_warned(daemon: FakeDaemon, times: int = 1) -> None:
 
 
 @pytest.mark.processes
-async def test_warned_program_that_ends_is_not_stopped(site: Site, daemon: FakeDaemon) -> None:
-    await start_program(daemon, SAVE_SCRIPT, size=2)
-    assert daemon.status(T)["warned"] is False
-    await send_warning(daemon)
-    end = await daemon.wait_for_state(T, "ended")
-    assert daemon.output[T].count(b"saved") == 2
-    assert (end["program_exit"], end["error"], end["warned"]) == (7, "", True)
-
-
-@pytest.mark.processes
 async def test_warned_program_is_stopped_after_grace(site: Site, daemon: FakeDaemon) -> None:
     """The program may end before it can print that it received the warning."""
     await start_program(daemon, LISTEN_SCRIPT)
     await send_warning(daemon, 0.3)
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["error"], end["warned"]) == (None, "", True)
-
-
-@pytest.mark.processes
-async def test_stop_without_warning_ends_grace(site: Site, daemon: FakeDaemon) -> None:
-    await start_program(daemon, LISTEN_SCRIPT)
-    await send_warning(daemon)
-    await wait_until_warned(daemon)
-    await daemon.send_command("stop", T, reason="cancelled")
-    await daemon.wait_for_state(T, "ended")
-
-
-@pytest.mark.processes
-async def test_repeated_warning_changes_nothing(site: Site, daemon: FakeDaemon) -> None:
-    await start_program(daemon, "trap '' TERM; " + LISTEN_SCRIPT)
-    await send_warning(daemon)
-    await send_warning(daemon)
-    await wait_until_warned(daemon)
-    await daemon.send_command("stop", T, reason="cancelled")
-    await send_warning(daemon)
-    await daemon.wait_for_state(T, "ended")
-    assert daemon.output[T].count(b"heard") == 1
 
 
 @pytest.mark.processes
@@ -87,25 +52,6 @@ async def test_restarted_agent_continues_grace(site: Site, daemon: FakeDaemon) -
 
 
 @pytest.mark.processes
-async def test_grace_without_agent_expires(site: Site, daemon: FakeDaemon) -> None:
-    await start_program(daemon, LISTEN_SCRIPT)
-    await send_warning(daemon, 0.3)
-    await site.stop()
-    await site.start()
-    end = await daemon.wait_for_state(T, "ended")
-    assert (end["program_exit"], end["infrastructure"]) == (None, False)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("warning", [{}, {"signal": "USR1", "grace": LONG_GRACE_S}])
-async def test_component_without_program_stops_at_once(site: Site, daemon: FakeDaemon, warning: dict[str, Any]) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    await daemon.send_command("stop", T, reason="test", **warning)
-    assert (await daemon.wait_for_state(T, "ended"))["warned"] is False
-
-
-@pytest.mark.processes
 async def test_plan_contains_walltime_warning(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit_component(T)
     host = (await daemon.wait_for_state(T, "claimed"))["hosts"][0]
@@ -116,20 +62,6 @@ async def test_plan_contains_walltime_warning(site: Site, daemon: FakeDaemon) ->
     await daemon.send_command("open", T, contexts=[{**context, "nodes": [0]}], warning=warning, **plan)
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["warned"]) == (128 + signal.SIGUSR1, True), "the program had no handler"
-
-
-def test_stop_and_plan_without_warnings_are_valid() -> None:
-    """Unknown fields are ignored, and missing ones have defaults."""
-    stop = {"type": "stop", "id": 1, "epoch": 1, "token": T, "reason": "r", "signal": "TERM", "grace": 3.0, "later": 1}
-    plan = {"job": 7, "generation": 1, "launcher": "processes", "head": T, "nodes": [], "contexts": []}
-    begin = {"type": "open", "id": 2, "epoch": 1, "token": T, **plan}
-    messages = from_daemon.validate_json(json.dumps([stop, begin]))
-    assert isinstance(messages[0], Stop)
-    assert isinstance(messages[1], Open)
-    assert messages[1].runner_message()["warning"] is None
-    bare = from_daemon.validate_json(json.dumps([{k: v for k, v in stop.items() if k not in ("signal", "grace")}]))[0]
-    assert isinstance(bare, Stop)
-    assert (bare.signal, bare.grace) == ("", 0.0)
 
 
 def test_remaining_grace_counts_from_boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -550,4 +550,4 @@ async def test_advisor_hides_applications_of_other_users(api: Api) -> None:
     await api.submit_as("bob", application="wave")
     assert await list_applications("bob") == ["wave"]
     assert await list_applications("ada") == []
-    assert (await api.send_as("bob", "GET", "/api/v1/advisor/record")).json() == {"record": [], "coverage": []}
+    assert (await api.send_as("bob", "GET", "/api/v1/advisor/record")).json() == {"record": []}

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from koalapy.api.forecasts import AdvisorRecord, AdvisorView, advisor_router
-from koalapy.daemon.forecast.track_record import Verdict, verdict_on
+from koalapy.daemon.forecast.advisor import Verdict, verdict_on
 from koalapy.model.advice import AdvisedPlacement, Option, Run, Size
 from koalapy.policies.knowledge import LogNormal, Slowdowns
 from tests.cli.memory_advisor import MemoryAdvisor

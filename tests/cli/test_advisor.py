@@ -1,11 +1,9 @@
-"""``koala advisor``: the tables of run times and of predictions."""
+"""``koala advisor``: the tables of run times and of placements by advice."""
 
 import json
 from dataclasses import replace
 
 from koalapy.model.advice import AdvisedPlacement, Option, Run, Size
-from koalapy.model.job import JobState
-from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from tests.cli.conftest import Koala, Server
 
 OPTIONS = (Option(("north", "south"), 1.5, 0.0, 0.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
@@ -50,9 +48,6 @@ def test_advisor_record_compares_predictions_with_outcomes(koala: Koala, server:
         "7    1970-01-01T00:16:40.000Z  wave         2         15.0 s     12.0 s  +25%   no cluster holds it alone",
         "",
         "Predictions of 1 run time were off by 25% on average.",
-        "",
-        "FORETOLD          LAST  DECIDED  JOBS  WITHIN  EARLY  LATE  MEDIAN ERROR  BIAS   OPEN  CENSORED",
-        "run time by auto  1 d   1        1     -       -      -     0:03          -0:03  0     0",
     ]
     assert koala("advisor", "record", "--application", "prime").out == "the policy auto has placed no job yet\n"
     (prediction,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
@@ -64,25 +59,3 @@ def test_advisor_record_compares_predictions_with_outcomes(koala: Koala, server:
         "run": 10.0,
         "response": None,
     }
-
-
-def test_advisor_record_shows_accuracy_by_kind_and_period(koala: Koala, server: Server) -> None:
-    server.advisor.now = 1e6
-    predictions = [
-        (Prediction(job, PredictionKind.START, made_at, PredictionSource.DAEMON, 0, 60.0, 90.0, 120.0), course)
-        for job, made_at, course in (
-            (1, 1e6 - 500.0, Course(JobState.RUNNING, started_at=1e6 - 400.0)),
-            (2, 1e6 - 500.0, Course(JobState.QUEUED)),
-            (3, 1e6 - 50.0, Course(JobState.QUEUED)),
-            (4, 1e6 - 50.0, Course(JobState.CANCELLED, ended_at=1e6 - 40.0)),
-            (5, 1e6 - 2 * 86400.0, Course(JobState.RUNNING, started_at=1e6 - 2 * 86400.0 + 10.0)),
-        )
-    ]
-    server.advisor.outcomes = predictions
-    assert koala("advisor", "record").out.splitlines() == [
-        "the policy auto has placed no job yet",
-        "",
-        "FORETOLD  LAST  DECIDED  JOBS  WITHIN           EARLY  LATE  MEDIAN ERROR  BIAS   OPEN  CENSORED",
-        "start     1 d   2        2     50% (9% to 91%)  0%     50%   3:30          +3:30  1     1",
-        "start     7 d   3        3     33% (6% to 79%)  33%    33%   1:20          +0:10  1     1",
-    ]

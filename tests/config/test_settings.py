@@ -108,24 +108,6 @@ def test_environment_accepts_objects_and_lists_as_json(monkeypatch: pytest.Monke
     assert settings.known_links() == {("north", "north"): Link(0.001)}
 
 
-@pytest.mark.parametrize(
-    ("yaml_text", "field"),
-    [
-        ('clusters: {north: {scratch: "/a\\ud800"}}', "clusters.north.scratch"),
-        ('clusters: {north: {environment: {A: "\\udfff"}}}', "clusters.north.environment.A"),
-        ('database: "sqlite:///\\ud800"', "database"),
-        ('network: {command: ["\\ud800"]}', "network.command[0]"),
-        ('clusters: {north: {mpi: {prefix: "\\ud800"}}}', "clusters.north.mpi.prefix"),
-    ],
-)
-def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yaml_text: str, field: str) -> None:
-    path = tmp_path / "koala.yaml"
-    path.write_text(yaml_text)
-    with pytest.raises(UsageError) as refusal:
-        load_settings(path)
-    assert refusal.value.field == field
-
-
 def test_rules_are_read_from_file(load_yaml: Any) -> None:
     rules = {"claiming": "incremental", "claim_threshold": 0.5, "claim_factor": 0.5, "preemption": "never"}
     built = load_yaml(rules=rules).rules
@@ -150,35 +132,6 @@ def test_known_links_are_keyed_by_clusters(load_yaml: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "says"),
-    [
-        ({"between": ["north", "nroth"]}, "links[1].between[1]", "there is no cluster nroth"),
-        ({"between": ["south", "north"]}, "links[1].between", "between north and south was given before"),
-        ({"between": ["north"]}, "links[1].between", ""),
-        ({"latency": 0}, "links[1].latency", "more than 0"),
-        ({"latency": -1}, "links[1].latency", "more than 0"),
-        ({"latency": "soon"}, "links[1].latency", "0.5ms"),
-        ({"latency": True}, "links[1].latency", "0.5ms"),
-        ({"latency": None}, "links[1]", "neither latency nor bandwidth"),
-        ({"bandwidth": 0.0}, "links[1].bandwidth", "more than 0"),
-        ({"bandwidth": "1Gb"}, "links[1].bandwidth", "1Gbit"),
-        ({"bandwidth": "-5MB"}, "links[1].bandwidth", "1Gbit"),
-        ({"bandwidth": float("inf")}, "links[1].bandwidth", "finite"),
-        ({"latencey": 1}, "links[1].latencey", ""),
-    ],
-)
-def test_invalid_link_is_rejected_with_its_field(
-    load_yaml: Any, changes: dict[str, Any], field: str, says: str
-) -> None:
-    first = {"between": ["north", "south"], "latency": 0.001}
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(links=[first, {"between": ["south", "south"], "latency": 0.001} | changes]).known_links()
-    assert refusal.value.field.startswith(field)
-    assert field in refusal.value.message
-    assert says in refusal.value.message
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"), [(2, 2.0), (0.5, 0.5), ("3", 3.0), ("0.5ms", 0.0005), ("20 us", 2e-5), ("1e-3s", 1e-3)]
 )
 def test_duration_with_unit_is_parsed(text: float | str, seconds: float) -> None:
@@ -200,30 +153,24 @@ def test_memory_with_unit_is_parsed(text: float | str, size: int) -> None:
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize(
-    ("text", "readings"),
-    [
-        ("64", "give 64GB or 64MB"),
-        (64, "give 64GB or 64MB"),
-        (" 1.5 ", "give 1.5GB or 1.5MB"),
-        ("64000000000", "give 64"),
-    ],
-)
-def test_memory_without_unit_is_rejected_with_its_readings(text: float | str, readings: str) -> None:
-    with pytest.raises(ValueError, match=readings):
-        parse_memory(text)
+WRONG_AMOUNTS: list[tuple[Any, str, list[Any]]] = [
+    (parse_memory, "give 64GB or 64MB", ["64", 64]),
+    (parse_memory, "give 1.5GB or 1.5MB", [" 1.5 "]),
+    (parse_memory, "give 64", ["64000000000"]),
+    (
+        parse_memory,
+        "give a number with a unit",
+        ["", "GB", "16G", "8bit", "1GB/s", "-1", True, float("inf"), float("nan"), "9e999"],
+    ),
+    (parse_seconds, "give seconds", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True]),
+]
 
 
-@pytest.mark.parametrize("text", ["", "GB", "16G", "8bit", "1GB/s", "-1", True, float("inf"), float("nan"), "9e999"])
-def test_invalid_memory_is_rejected(text: Any) -> None:
-    with pytest.raises(ValueError, match="give a number with a unit"):
-        parse_memory(text)
-
-
-@pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])
-def test_invalid_duration_is_rejected(text: Any) -> None:
-    with pytest.raises(ValueError, match="give seconds"):
-        parse_seconds(text)
+def test_invalid_amount_is_rejected_with_a_hint() -> None:
+    for parse, hint, texts in WRONG_AMOUNTS:
+        for text in texts:
+            with pytest.raises(ValueError, match=hint):
+                parse(text)
 
 
 def test_measure_settings_of_links_are_read(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,29 +180,7 @@ def test_measure_settings_of_links_are_read(load_yaml: Any, monkeypatch: pytest.
     assert load_yaml().network.patience == 5.0
 
 
-@pytest.mark.parametrize(
-    ("token", "says"),
-    [
-        ("", "the token is blank"),
-        ("  ", "the token is blank"),
-        ("secret", "can be guessed"),
-        ("a b" * 10, "contains spaces"),
-        ("ü" * 20, "ASCII"),
-    ],
-)
-def test_weak_or_ambiguous_token_is_rejected_with_its_field(load_yaml: Any, token: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as refusal:
-        load_yaml(tokens=[{"token": "a-token-for-tests", "user": "ada"}, {"token": token, "user": "bob"}])
-    assert refusal.value.field == "tokens[1].token"
-    with pytest.raises(UsageError, match=says) as refusal:
-        load_yaml(clusters={"north": {"token": token}})
-    assert refusal.value.field == "clusters.north.token"
-
-
-def test_token_without_user_is_rejected(load_yaml: Any) -> None:
-    with pytest.raises(UsageError, match="a token needs a user and a role") as refusal:
-        load_yaml(tokens=["a-token-for-tests"])
-    assert refusal.value.field == "tokens[0]"
+def test_token_is_read_with_its_role_and_not_shown(load_yaml: Any) -> None:
     section = load_yaml(tokens=[{"token": "a-token-for-tests", "user": "ada", "role": "operator"}]).tokens[0]
     assert (section.user, section.role) == ("ada", Role.OPERATOR)
     assert "a-token" not in repr(section)
@@ -289,13 +214,6 @@ def test_invalid_token_in_environment_is_rejected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
     with pytest.raises(UsageError, match="environment variables as JSON"):
         load_settings(None)
-
-
-@pytest.mark.parametrize("name", ["", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]"])
-def test_allowed_host_with_more_than_a_name_is_rejected(load_yaml: Any, name: str) -> None:
-    with pytest.raises(UsageError, match="is not a host's name") as refusal:
-        load_yaml(allowed_hosts=["grid.example.org", name])
-    assert refusal.value.field == "allowed_hosts[1]"
 
 
 def test_error_lists_all_faults_with_nearest_keys_and_file(tmp_path: Path) -> None:
@@ -338,38 +256,7 @@ def test_error_names_the_environment_variable(tmp_path: Path, monkeypatch: pytes
     )
 
 
-@pytest.mark.parametrize("text", ["1: 2", "_env_prefix: X_", "_env_file: /etc/passwd", "null: 1", "[1, 2]: 3"])
-def test_unknown_key_is_rejected(tmp_path: Path, text: str) -> None:
-    (tmp_path / "koala.yaml").write_text(f"{text}\n")
-    with pytest.raises(UsageError, match=r"is not the name of a setting|cannot read"):
-        load_settings(tmp_path / "koala.yaml")
-
-
 OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "https://sso.example.org/jwks"}
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({}, "give users or pattern"),
-        ({"users": {"a": "alice"}, "jwks_file": "/keys"}, "give jwks_uri or jwks_file"),
-        ({"users": {"a": "alice"}, "jwks_uri": None}, "give jwks_uri or jwks_file"),
-        ({"users": {"a": "alice"}, "jwks_uri": "http://sso.example.org/jwks"}, "is not an https address"),
-        ({"users": {"a": "alice"}, "jwks_uri": "http://127.0.0.1.example.org/"}, "is not an https address"),
-        ({"users": {"a": "alice"}, "jwks_uri": "file:///etc/keys"}, "is not an https address"),
-        ({"users": {"a": "alice@north"}}, "not a user's name"),
-        ({"pattern": "(.+"}, "not a regular expression"),
-        ({"pattern": ".+"}, "must have one group"),
-        ({"pattern": "(.+)", "claim": "name"}, "oidc.claim"),
-        ({"pattern": "(.+)", "roles": {"ops": "operator"}}, "give role_claim and roles"),
-        ({"pattern": "(.+)", "role_claim": "groups", "roles": {"ops": "root"}}, "oidc.roles.ops"),
-        ({"pattern": "(.+)", "issuer": ""}, "oidc.issuer"),
-    ],
-)
-def test_insecure_identity_provider_is_rejected(load_yaml: Any, section: Any, message: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(oidc=OIDC | section)
-    assert message in refusal.value.message
 
 
 def test_identity_provider_on_loopback_may_use_http(load_yaml: Any) -> None:
@@ -377,66 +264,113 @@ def test_identity_provider_on_loopback_may_use_http(load_yaml: Any) -> None:
         assert load_yaml(oidc=OIDC | {"pattern": "(.+)", "jwks_uri": uri}).oidc is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "north\n", "a\0", "x" * 101]
-)
-def test_invalid_cluster_name_is_rejected(load_yaml: Any, tmp_path: Path, name: str) -> None:
-    """Cluster names are parts of addresses and paths."""
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(clusters={name: {}})
-    assert refusal.value.field == "clusters"
-    message = f"clusters: {name[:100]!r} is not a cluster's name: give 1 to 100 letters"
-    assert refusal.value.message.startswith(f"{tmp_path / 'koala.yaml'}: {message}")
-
-
 @pytest.mark.parametrize("name", ["north", "é", "4", "das4-vu.nl_2", "x" * 100])
 def test_valid_cluster_name_is_accepted(load_yaml: Any, name: str) -> None:
     assert list(load_yaml(clusters={name: {}}).clusters) == [name]
+
+
+LINK = "{between: [north, south], latency: 0.001}"
+SSO = "issuer: https://sso.example.org, audience: koala"
+KEYS = "jwks_uri: https://sso.example.org/jwks"
+WRONG = {
+    "1: 2": "is not the name of a setting",
+    "_env_prefix: X_": "is not the name of a setting",
+    "_env_file: /etc/passwd": "is not the name of a setting",
+    "null: 1": "is not the name of a setting",
+    "[1, 2]: 3": "cannot read",
+    "jobs_keep: 2026-13-45": "cannot read",
+    f"jobs_keep: {'9' * 5000}": "cannot read",
+    "jobs_keep: !!bool x": "cannot read",
+    "clusters:\n  y: {nodes: 2}\n  y: {nodes: 3}": "the key 'y' is given twice, in lines 2 and 3: leave one out",
+    "rules: 5": "rules: not an object, give names and values",
+    "clusters: [a]": "clusters: not an object, give names and values",
+    "clusters: {1: {}}": "clusters: not a text, write it as a text, in quotes",
+    "links: x": "links: not a list, give a list",
+    "jobs_keep: x": "jobs_keep: not a number, give a number",
+    "jobs_keep: 1": "jobs_keep: give at least 3600",
+    "lease: 0": "lease: give more than 0 seconds, or none",
+    "bundle_limit: 1.5": "bundle_limit: not an integer, give a whole number",
+    "open_metrics: maybe": "open_metrics: neither true nor false, use true or false",
+    "rules: {claiming: nix}": "rules.claiming: use 'atomic' or 'incremental'",
+    "log_level: loud": "log_level: use 'debug', 'info', 'warning', 'error' or 'critical'",
+    "links: [{latency: 1}]": "links[0].between: it is missing, add it",
+    "limits_contact: [1]": "limits_contact: not a text, write it as a text, in quotes",
+    "tokens: [{token: 1234567890123456, user: ada}]": "tokens[0].token: not a text, write it as a text, in quotes",
+    "tokens: [a-token-for-tests]": "tokens[0]: a token needs a user and a role",
+    'clusters: {north: {scratch: "/a\\ud800"}}': "clusters.north.scratch: ",
+    'clusters: {north: {environment: {A: "\\udfff"}}}': "clusters.north.environment.A: ",
+    'database: "sqlite:///\\ud800"': "database: ",
+    'network: {command: ["\\ud800"]}': "network.command[0]: ",
+    'clusters: {north: {mpi: {prefix: "\\ud800"}}}': "clusters.north.mpi.prefix: ",
+    f"links: [{LINK}, {{between: [north, nroth], latency: 1}}]": "links[1].between[1]: there is no cluster nroth",
+    f"links: [{LINK}, {{between: [south, north], latency: 1}}]": "links[1].between: the link between north and south",
+    "links: [{between: [north]}]": "links[0].between",
+    "links: [{between: [north, south], latency: null}]": "links[0]: neither latency nor bandwidth is given",
+    "links: [{between: [north, south], latencey: 1}]": "links[0].latencey: there is no such key",
+    **{
+        f"links: [{{between: [north, south], {change}}}]": f"links[0].{change.partition(':')[0]}: {says}"
+        for change, says in {
+            "latency: 0": "give more than 0",
+            "latency: -1": "give more than 0",
+            "latency: soon": "",
+            "latency: true": "",
+            "bandwidth: 0.0": "give more than 0",
+            "bandwidth: 1Gb": "",
+            "bandwidth: -5MB": "",
+            "bandwidth: .inf": "no finite number",
+        }.items()
+    },
+    **{
+        f"{place.format(repr(token))}": f"{place.partition(':')[0]}"
+        for place in ("tokens: [{{token: {}, user: bob}}]", "clusters: {{north: {{token: {}}}}}")
+        for token in ("", "  ", "secret", "a b" * 10, "ü" * 20)
+    },
+    **{
+        f'allowed_hosts: [grid.example.org, "{name}"]': "allowed_hosts[1]: "
+        for name in ("", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]")
+    },
+    **{
+        f"oidc: {{{SSO}, {section}}}": says
+        for section, says in {
+            KEYS: "oidc: give users or pattern",
+            f"users: {{a: alice}}, {KEYS}, jwks_file: /keys": "oidc: give jwks_uri or jwks_file",
+            "users: {a: alice}": "oidc: give jwks_uri or jwks_file",
+            "users: {a: alice}, jwks_uri: 'http://sso.example.org/'": "oidc.jwks_uri: ",
+            "users: {a: alice}, jwks_uri: 'http://127.0.0.1.example.org/'": "oidc.jwks_uri: ",
+            "users: {a: alice}, jwks_uri: 'file:///etc/keys'": "oidc.jwks_uri: ",
+            f"users: {{a: alice@north}}, {KEYS}": "oidc.users",
+            f"pattern: '(.+', {KEYS}": "oidc.pattern: ",
+            f"pattern: '.+', {KEYS}": "oidc.pattern: ",
+            f"pattern: '(.+)', claim: name, {KEYS}": "oidc.claim: ",
+            f"pattern: '(.+)', roles: {{ops: operator}}, {KEYS}": "oidc: give role_claim and roles",
+            f"pattern: '(.+)', role_claim: groups, roles: {{ops: root}}, {KEYS}": "oidc.roles.ops: ",
+        }.items()
+    },
+    **{
+        f"clusters: {{{name!r}: {{}}}}": f"clusters: {name[:100]!r} is not a cluster's name: give 1 to 100 letters"
+        for name in ("", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "x" * 101)
+    },
+    **{
+        f"clusters: {{y: {{network: '{network}'}}}}": "clusters.y.network: "
+        for network in ("10.0.0", "127.0", "127.0.256", "127.0.0.1", "127.0.x")
+    },
+}
+"""Configurations, with what is said of each."""
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_configuration_is_rejected_with_its_field(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text(f"{text}\n")
+    with pytest.raises(UsageError) as refusal:
+        load_settings(path).known_links()
+    assert WRONG[text] in refusal.value.message
 
 
 def test_endless_configuration_file_is_rejected() -> None:
     with pytest.raises(UsageError) as refusal:
         load_settings(Path("/dev/zero"))
     assert refusal.value.message == "cannot read /dev/zero: it is larger than 16777216 bytes"
-
-
-@pytest.mark.parametrize("text", ["jobs_keep: 2026-13-45", f"jobs_keep: {'9' * 5000}", "jobs_keep: !!bool x"])
-def test_invalid_yaml_value_is_rejected(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "koala.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError) as refusal:
-        load_settings(path)
-    assert refusal.value.message.startswith(f"cannot read {path}: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("rules: 5", "rules: not an object, give names and values"),
-        ("clusters: [a]", "clusters: not an object, give names and values"),
-        ("clusters: {1: {}}", "clusters: not a text, write it as a text, in quotes"),
-        ("links: x", "links: not a list, give a list"),
-        ("jobs_keep: x", "jobs_keep: not a number, give a number"),
-        ("jobs_keep: 1", "jobs_keep: give at least 3600"),
-        ("lease: 0", "lease: give more than 0 seconds, or none"),
-        ("bundle_limit: 1.5", "bundle_limit: not an integer, give a whole number"),
-        ("open_metrics: maybe", "open_metrics: neither true nor false, use true or false"),
-        ("rules: {claiming: nix}", "rules.claiming: use 'atomic' or 'incremental'"),
-        ("log_level: loud", "log_level: use 'debug', 'info', 'warning', 'error' or 'critical'"),
-        ("links: [{latency: 1}]", "links[0].between: it is missing, add it"),
-        ("limits_contact: [1]", "limits_contact: not a text, write it as a text, in quotes"),
-        (
-            "tokens: [{token: 1234567890123456, user: ada}]",
-            "tokens[0].token: not a text, write it as a text, in quotes",
-        ),
-    ],
-)
-def test_error_messages_are_worded_for_users(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "koala.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError) as refusal:
-        load_settings(path)
-    assert (refusal.value.message, refusal.value.hint) == (f"{path}: {says}", "correct it there")
 
 
 def test_local_networks_without_setting_are_numbered_and_avoid_named_ones(load_yaml: Any) -> None:
@@ -463,20 +397,12 @@ def test_local_networks_are_distinct_or_rejected(networks: dict[str, str | None]
             settings.local_networks()
 
 
-@pytest.mark.parametrize("network", ["10.0.0", "127.0", "127.0.256", "127.0.0.1", "127.0.x", "127.0.1\n"])
-def test_network_that_is_no_loopback_network_is_refused(load_yaml: Any, network: str) -> None:
-    with pytest.raises(UsageError, match="first three bytes of a loopback address") as refusal:
-        load_yaml(clusters={"y": {"network": network}})
-    assert refusal.value.field == "clusters.y.network"
-
-
 @pytest.mark.parametrize(
     "section", [{"partition": "batch", "nodes": 4}, {"token": "a-token-of-sixteen"}, {"mpi": {"series": 4}}]
 )
 def test_cluster_without_kind_that_may_be_elsewhere_is_refused(load_yaml: Any, section: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"clusters\.y\.kind is missing") as refusal:
+    with pytest.raises(UsageError, match=r"clusters\.y\.kind is missing"):
         load_yaml(clusters={"y": section})
-    assert refusal.value.field == "clusters.y.kind"
     assert load_yaml(clusters={"y": section | {"kind": "slurm"}}).clusters["y"].kind == "slurm"
 
 
@@ -496,13 +422,6 @@ def test_cluster_without_kind_with_nodes_of_this_machine_is_local(load_yaml: Any
 def test_settings_of_other_cluster_kinds_are_accepted() -> None:
     names = {field.name for field in dataclasses.fields(ClusterSection)}
     assert names >= OF_OTHER_KINDS | OF_LOCAL_KIND
-
-
-def test_configuration_with_duplicate_key_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "koala.yaml"
-    path.write_text("clusters:\n  y: {nodes: 2}\n  y: {nodes: 3}\n")
-    with pytest.raises(UsageError, match="the key 'y' is given twice, in lines 2 and 3: leave one out"):
-        load_settings(path)
 
 
 @pytest.mark.parametrize(

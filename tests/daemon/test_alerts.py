@@ -11,16 +11,7 @@ from koalapy.daemon.alerts.cluster_checks import ClusterChecks
 from koalapy.daemon.alerts.daemon_checks import WINDOW, check_database
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.observability.timings import Timings
-from koalapy.model.alert import (
-    LET_OTHERS_GO,
-    OPERATORS_SEE_IT,
-    Alert,
-    AlertKind,
-    AlertMark,
-    AlertRules,
-    MarkAction,
-    Severity,
-)
+from koalapy.model.alert import OPERATORS_SEE_IT, Alert, AlertKind, AlertMark, AlertRules, MarkAction, Severity
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.clusters import ClusterStatus
@@ -117,13 +108,6 @@ async def test_alerts_of_users_cover_clusters_and_own_jobs(scene: Scene) -> None
         make_alert(),
         make_alert(AlertKind.JOB_STARVES, "job 1", job=1, user="ada", remedy="koala hold 2"),
         make_alert(AlertKind.CLAIM_STUCK, "job 2", job=2, user="bob", cluster="north"),
-        make_alert(
-            AlertKind.QUEUE_FLOODED,
-            "user bob",
-            user="bob",
-            cause="other users have queued jobs as well: ada",
-            remedy="limits.users.bob",
-        ),
         make_alert(AlertKind.DATABASE, "database"),
         make_alert(AlertKind.DISK, "disk spool of north", cluster="north"),
         make_alert(AlertKind.OLD_VERSION, "daemon"),
@@ -133,9 +117,7 @@ async def test_alerts_of_users_cover_clusters_and_own_jobs(scene: Scene) -> None
     assert len(scene.alerts.visible_to(OPERATOR)) == len(wrong)
     messages = {alert.target: alert.remedy for alert in scene.alerts.visible_to(ADA)}
     assert messages == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
-    assert {alert.target for alert in scene.alerts.visible_to(BOB)} == {"cluster north", "job 2", "user bob"}
-    (flood,) = (alert for alert in scene.alerts.visible_to(BOB) if alert.kind is AlertKind.QUEUE_FLOODED)
-    assert (flood.cause, flood.remedy) == ("others wait as well", LET_OTHERS_GO), "nobody is told whose jobs wait"
+    assert {alert.target for alert in scene.alerts.visible_to(BOB)} == {"cluster north", "job 2"}
 
 
 async def test_alerts_with_failing_check_run_other_checks(scene: Scene) -> None:

@@ -6,19 +6,14 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
-from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.prediction import Prediction, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
 from koalapy.record.format import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer_what_if, forecast_jobs
-from koalapy.store.opening import Stores
-from koalapy.store.records import Batch
-from tests.memory_stores import memory_stores
 from tests.simulation.test_simulation import create_grid
 from tests.simulation.test_twin import crowd_of_jobs
 
@@ -219,61 +214,17 @@ async def test_forecast_submission_with_free_nodes_starts_at_once() -> None:
     assert await forecasts.forecast_submission(WIDE, 60.0) == IfSubmitted(at_once=True)
 
 
-def kept_by(stores: Stores) -> dict[tuple[int, str, float], Prediction]:
-    predictions = [prediction for prediction, _ in stores.predictions.predictions(0.0, 1000)]
-    return {(each.job, each.kind, each.made_at): each for each in predictions}
-
-
-def make_recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackRecord, list[float]]:
-    stores, calls = memory_stores(), list[float]()
-    jobs = {job.id: job for job in queries.jobs()}
-    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=jobs))
+async def test_forecast_periodically_without_waiting_jobs_does_nothing() -> None:
+    calls: list[float] = []
 
     async def work(question: Question) -> Answer:
         calls.append(question.moment.now)
         return answer_what_if(question)
 
-    record = TrackRecord(stores.predictions, stores.advice, clock)
-    return Forecasts(queries, People(), clock, load_policies, work, record), stores, record, calls
-
-
-async def test_predictions_are_stored_at_double_age_and_when_shown() -> None:
-    clock, queries = Clock(), queries_at(50.0)
-    forecasts, stores, record, _ = make_recording(queries, clock)
-    await forecasts.what_if(Change(add={"new": 12}))
-    first = kept_by(stores)
-    waiting = [job.id for job in queries.jobs() if job.is_in_queue]
-    assert {(job, "start", 50.0) for job in waiting} == {key for key in first if key[1] == "start"}
-    assert {prediction.source for prediction in first.values()} == {PredictionSource.WHAT_IF}
-    assert first[waiting[0], "start", 50.0].conditions["waiting"] == len(waiting)
-    clock.now = 115.0
-    assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
-    assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
-    later_predictions = kept_by(stores).keys() - first.keys()
-    assert later_predictions == {(waiting[0], kind, 115.0) for kind in ("start", "end", "run-time")}, (
-        "and the others are too young"
-    )
-    clock.now = 400.0
-    await forecasts.forecast_periodically()
-    assert len(kept_by(stores)) > len(first) + len(later_predictions)
-    counts = await record.count_outcomes()
-    assert sum(counts.values()) == len(kept_by(stores))
-
-
-async def test_forecast_periodically_without_waiting_jobs_does_nothing() -> None:
-    clock = Clock()
-    nobody, _, _, calls = make_recording(queries_at(1e9), clock)
-    await nobody.forecast_periodically()
+    await Forecasts(queries_at(1e9), People(), Clock(), load_policies, work).forecast_periodically()
     assert calls == []
-    forecasts, stores, _, calls = make_recording(queries_at(50.0), clock)
-    await forecasts.forecast_periodically()
-    await forecasts.forecast_periodically()
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
+    for _ in range(2):
+        await forecasts.forecast_periodically()
     assert calls == [50.0]
-    assert {prediction.source for prediction in kept_by(stores).values()} == {PredictionSource.DAEMON}
-
-
-async def test_read_coverage_of_user_covers_own_jobs() -> None:
-    forecasts, _, record, _ = make_recording(queries_at(50.0), Clock())
-    await forecasts.forecast_periodically()
-    assert await record.read_coverage("somebody") == []
-    assert {coverage.kind for coverage in await record.read_coverage()} == {"start", "end", "run-time"}
+    assert forecasts.latest_forecast is not None

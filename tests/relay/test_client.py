@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, add_node_keys, derive_head_key
+from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S, RelayClient, RelayRejected
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, until
@@ -111,8 +111,3 @@ def test_plan_makes_entries_that_relays_accept() -> None:
     assert north.max_streams == hub.max_streams == 64
     assert 20001 in hub.nodes[1].ports
     assert "key" not in plan.head_entry("north")
-
-
-def test_head_key_depends_on_token_and_cluster() -> None:
-    keys = {derive_head_key(token, cluster) for token in ("a" * 16, "b" * 16) for cluster in ("north", "south")}
-    assert len(keys) == 4

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.relay.main import ServerContext, TlsFiles, parse_address, run_head, run_hub
+from koalapy.relay.main import ServerContext, TlsFiles, run_head, run_hub
 from tests.certificates import CertificateAuthority, CertificateFiles
 
 HUB = {"listen": "127.0.0.1:0", "control": "/nowhere/hub.sock"}
@@ -45,14 +45,6 @@ def test_relay_with_invalid_configuration_names_the_fault(
     with pytest.raises(UsageError, match=message) as raised:
         run(write(tmp_path, values))
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("192.0.2.1:8643", ("192.0.2.1", 8643)), ("[2001:db8::1]:1", ("2001:db8::1", 1)), ("hub:0", ("hub", 0))],
-)
-def test_parse_address_returns_host_and_port(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text, "listen") == address
 
 
 def load(files: CertificateFiles) -> ServerContext:

@@ -99,12 +99,6 @@ def test_hub_with_take_of_foreign_stream_refuses_it(links: Links) -> None:
         expect_refusal(links, links.hub, "not-dialled", head.send_stream_line(take))
 
 
-def test_hub_with_unknown_cluster_refuses_the_head(links: Links) -> None:
-    head = RawChild(links, links.hub.server.port, Credentials(b"any key", "east"))
-    assert head.is_ended
-    assert dict(links.hub.refusals) == {"unknown-cluster": 1}
-
-
 def test_hub_with_wrong_proof_refuses_the_head_and_keeps_the_former(links: Links) -> None:
     former = links.hub.children["head", "north"]
     hello = b'{"t":"hello","name":"north","node":0,"nonce":"00"}\n'

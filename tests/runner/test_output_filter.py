@@ -19,6 +19,7 @@ ABORT = (
 CRASH = "[n1:42] *** Process received signal ***\n[n1:42] Signal: Segmentation fault (11)\n[n1:42] [ 0] /lib/x(+0x1)\n"
 CRASH_OF_A_RANK = "[n1:43] *** Process received signal ***\n[n1:43] Signal: Aborted (6)\n"
 TABLE = f"{RULE}a table\n{RULE}"
+FAILED_SEND = "[n1:42] oob:tcp: send_msg: write failed: Broken pipe (32) [sd = 20]\n"
 
 
 class Timers:
@@ -109,6 +110,14 @@ def test_output_filter_of_failed_job_shows_end_messages(message: str, is_over: b
     else:
         assert runner.wait() == HOLD
     assert runner.seen == output.encode()
+
+
+@pytest.mark.parametrize(("message", "is_loss"), [(TROUBLE, True), (FAILED_SEND, True), (ABORT + CRASH + TABLE, False)])
+@given(st.integers(1, 100))
+def test_output_filter_knows_that_mpirun_lost_a_daemon(message: str, is_loss: bool, size: int) -> None:
+    output = f"up\n{message}last words\n".encode()
+    _, output_filter = filter_pieces([output[i : i + size] for i in range(0, len(output), size)])
+    assert output_filter.says_loss is is_loss
 
 
 def test_output_filter_shows_crash_of_rank_at_once() -> None:

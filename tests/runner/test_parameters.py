@@ -79,10 +79,6 @@ def test_prepare_of_each_series_sets_network_parameters(
     }
 
 
-def test_prepare_without_profile_sets_no_parameters(tmp_path: Path) -> None:
-    assert prepare_environment(tmp_path, "prterun") == {}
-
-
 def test_prepare_without_profile_keeps_known_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = [("lo", "127.0.0.1"), ("eth0", "192.0.2.5"), ("ib0", "198.18.0.5")]
     monkeypatch.setattr("koalapy.runner.parameters.own_addresses", lambda: networks)

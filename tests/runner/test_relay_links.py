@@ -83,12 +83,6 @@ def test_links_on_loopback_only_need_all_pairs_of_clusters(series: int, south: A
         decide_links(make_offer(("north", "south", "any")), [NORTH_SOUTH], 0, series, hosts)
 
 
-def test_links_without_a_layout_are_refused() -> None:
-    offer = RelayOffer({"attempt": "7.1", "pairs": [("north", "south", "relayed")], "bases": []}, [1, 1, 1])
-    with pytest.raises(Failure, match="cannot be used between clusters north and south, which the job needs"):
-        decide_links(offer, [NORTH_SOUTH], 0, 5, {"north": NORTH, "south": SOUTH})
-
-
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [

@@ -27,14 +27,6 @@ def make_folder(path: Path, bits: int, *names: str) -> Path:
     return path
 
 
-def test_new_directory_is_private(tmp_path: Path) -> None:
-    old_umask = os.umask(0)
-    try:
-        assert mode_of(make_private_directory(tmp_path / "a" / "b", CONTENTS, "--data-dir")) == 0o700
-    finally:
-        os.umask(old_umask)
-
-
 @pytest.mark.parametrize("names", [(), ("koala.db",), ("token", "other"), ("lost+found",)])
 def test_existing_directory_becomes_private(tmp_path: Path, names: tuple[str, ...]) -> None:
     directory = make_folder(tmp_path / "data", 0o755, *names)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from koalapy.agent import main as agents
 from koalapy.agent.lrm.commands import run_command
-from koalapy.agent.lrm.drmaa.control import DrmaaProcess
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
 from koalapy.system.process import count_open_files, raise_file_limit
@@ -65,9 +65,9 @@ async def test_run_command_without_free_files_is_unavailable() -> None:
 
 
 async def test_drmaa_process_without_free_files_is_unavailable() -> None:
-    worker = DrmaaProcess(None, "", {}, lambda _: None)
+    control = DrmaaControl(None)
     with limit_open_files(), pytest.raises(SiteUnavailable, match="Too many open files"):
-        await worker.read_about()
+        await control.read_version()
 
 
 def test_check_open_files_warns_once(tmp_path: Path) -> None:

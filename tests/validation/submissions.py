@@ -51,3 +51,10 @@ def rejection_of(
     with pytest.raises(UsageError) as refused:
         check_spec(spec, clusters, accounts)
     return refused.value
+
+
+def check_rejection(text: str, wrong: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID) -> None:
+    """Check that a submission is rejected with this text of problem and hint, which begins with the field."""
+    error = rejection_of(wrong, clusters)
+    assert f"{error.message}; {error.hint}".startswith(text)
+    assert error.message.partition(" ")[0] == error.field

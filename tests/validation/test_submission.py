@@ -24,6 +24,7 @@ from tests.validation.submissions import (
     POLICIES,
     UNKNOWN,
     Another,
+    check_rejection,
     check_spec,
     make_spec,
     make_split,
@@ -31,280 +32,121 @@ from tests.validation.submissions import (
     rejection_of,
 )
 
-WRONG_OPTIONS = [
-    (
-        make_spec(one_component(), processes_per_node=8192, cpus_per_rank=16),
-        "cpus_per_rank",
-        16,
-        " is 16, for 8192 processes on each node: more than any node has processors",
-        "give at most 8",
+WRONG_OPTIONS = {
+    "cpus_per_rank is 16, for 8192 processes on each node: more than any node has processors; give": make_spec(
+        one_component(), processes_per_node=8192, cpus_per_rank=16
     ),
-    (
-        make_spec(one_component(), share=True),
-        "share",
-        True,
-        " is true, but the job does not say how many cores it needs of each node",
-        "give --cores, or --cpus-per-rank",
+    "share is true, but the job does not say how many cores it needs of each node; give --cores": make_spec(
+        one_component(), share=True
     ),
-    (
-        make_spec(NonFixedRequest((ComponentRequest(1), ComponentRequest(1))), share=True, cores=1),
-        "share",
-        True,
-        " is true, but two components of the job could get the same node",
-        "name another cluster for each component, or use --flexible without split options",
+    "share is true, but two components of the job could get the same node; name another cluster for each": make_spec(
+        NonFixedRequest((ComponentRequest(1), ComponentRequest(1))), share=True, cores=1
     ),
-    (make_spec(one_component(), cpus_per_rank=0), "cpus_per_rank", 0, " is 0", "give at least 1, or leave it out"),
-    (
-        make_spec(one_component(), cores=100_000),
-        "cores",
-        100_000,
-        " is 100000, more than any node has",
-        "give at most 65536, or leave it out",
+    "cpus_per_rank is 0; give at least 1, or leave it out": make_spec(one_component(), cpus_per_rank=0),
+    "cores is 100000, more than any node has; give at most 65536, or leave it out": make_spec(
+        one_component(), cores=100_000
     ),
-    (
-        make_spec(one_component(), processes_per_node=10_000),
-        "processes_per_node",
-        10_000,
-        " is 10000, more than any node has processors",
-        "give at most 8192, or leave it out",
+    "processes_per_node is 10000, more than any node has processors; give at most 8192, or leave it out": make_spec(
+        one_component(), processes_per_node=10_000
     ),
-    (
-        make_spec(one_component(), processes_per_node=0),
-        "processes_per_node",
-        0,
-        " is 0",
-        "give at least 1, or leave it out",
+    "processes_per_node is 0; give at least 1, or leave it out": make_spec(one_component(), processes_per_node=0),
+    "exclude[1] is 'n[3-1]', which is not a range of nodes; give numbers in ascending order, as n[1-3]": make_spec(
+        one_component(), exclude=("n1", "n[3-1]")
     ),
-    (
-        make_spec(one_component(), exclude=("n1", "n[3-1]")),
-        "exclude[1]",
-        "n[3-1]",
-        " is 'n[3-1]', which is not a range of nodes",
-        "give numbers in ascending order, as n[1-3]",
+    "exclude stands for 100003 nodes; at most 100000 can be excluded; name fewer nodes": make_spec(
+        one_component(), exclude=("a[1-50000]", "b[1-50001]", "c", "d")
     ),
-    (
-        make_spec(one_component(), exclude=("a[1-50000]", "b[1-50001]", "c", "d")),
-        "exclude",
-        ["a[1-50000]", "b[1-50001]", "c"],
-        " stands for 100003 nodes; at most 100000 can be excluded",
-        "name fewer nodes, or the clusters to use",
+    "max_restarts is -1; give at least 0, or leave it out": make_spec(one_component(), max_restarts=-1),
+    "max_placement_tries is 0; give at least 1, or leave it out": make_spec(one_component(), max_placement_tries=0),
+    "max_claiming_tries is 0; give at least 1, or leave it out": make_spec(one_component(), max_claiming_tries=0),
+    "coallocation is 0; give at least 1, or leave it out": make_spec(one_component(), coallocation=0),
+    "speed_ratio_min is 0; give a fraction above 0 and up to 1, or leave it out": make_spec(
+        one_component(), speed_ratio_min=0.0
     ),
-    (make_spec(one_component(), max_restarts=-1), "max_restarts", -1, " is -1", "give at least 0, or leave it out"),
-    (
-        make_spec(one_component(), max_placement_tries=0),
-        "max_placement_tries",
-        0,
-        " is 0",
-        "give at least 1, or leave it out",
+    "speed_ratio_min is 1.5; give a fraction above 0 and up to 1, or leave it out": make_spec(
+        one_component(), speed_ratio_min=1.5
     ),
-    (
-        make_spec(one_component(), max_claiming_tries=0),
-        "max_claiming_tries",
-        0,
-        " is 0",
-        "give at least 1, or leave it out",
+    "claim_threshold is 1.01; give a fraction from 0 to 1, or leave it out": make_spec(
+        one_component(), claim_threshold=1.01
     ),
-    (make_spec(one_component(), coallocation=0), "coallocation", 0, " is 0", "give at least 1, or leave it out"),
-    (
-        make_spec(one_component(), speed_ratio_min=0.0),
-        "speed_ratio_min",
-        0.0,
-        " is 0",
-        "give a fraction above 0 and up to 1, or leave it out",
+    "claim_threshold is -0.1; give a fraction from 0 to 1, or leave it out": make_spec(
+        one_component(), claim_threshold=-0.1
     ),
-    (
-        make_spec(one_component(), speed_ratio_min=1.5),
-        "speed_ratio_min",
-        1.5,
-        " is 1.5",
-        "give a fraction above 0 and up to 1, or leave it out",
+    "retry_on_exit[1] is 0; give exit codes from 1 to 255": make_spec(one_component(), retry_on_exit=(1, 0)),
+    "retry_on_exit[0] is 256; give exit codes from 1 to 255": make_spec(one_component(), retry_on_exit=(256,)),
+    "walltime is 0; give more than 0 seconds, or leave it out": make_spec(one_component(), walltime=0.0),
+    "walltime is -1.5; give more than 0 seconds, or leave it out": make_spec(one_component(), walltime=-1.5),
+    "walltime is inf; give more than 0 seconds, or leave it out": make_spec(one_component(), walltime=float("inf")),
+    "command is empty, and component 0 has none of its own; give the program to run": make_spec(one_component(), ()),
+    "command is empty; give the program to run and its arguments": make_spec(FlexibleRequest(2), ()),
+    "command[0] is empty; begin with the program to run": make_spec(one_component(), ("", "x")),
+    "command[1] is 'b\\x00', with a NUL in it; leave out the NUL": make_spec(one_component(), ("a", "b\0")),
+    "environment has a variable without a name; name it, or leave it out": make_spec(
+        one_component(), environment=(("A", "1"), ("", "2"))
     ),
-    (
-        make_spec(one_component(), claim_threshold=1.01),
-        "claim_threshold",
-        1.01,
-        " is 1.01",
-        "give a fraction from 0 to 1, or leave it out",
+    "environment has a variable named 'A=B'; use a name without '=' and NUL": make_spec(
+        one_component(), environment=(("A=B", "1"),)
     ),
-    (
-        make_spec(one_component(), claim_threshold=-0.1),
-        "claim_threshold",
-        -0.1,
-        " is -0.1",
-        "give a fraction from 0 to 1, or leave it out",
+    "environment has a variable named 'A\\x00'; use a name without '=' and NUL": make_spec(
+        one_component(), environment=(("A\0", "1"),)
     ),
-    (make_spec(one_component(), retry_on_exit=(1, 0)), "retry_on_exit[1]", 0, " is 0", "give exit codes from 1 to 255"),
-    (
-        make_spec(one_component(), retry_on_exit=(256,)),
-        "retry_on_exit[0]",
-        256,
-        " is 256",
-        "give exit codes from 1 to 255",
+    "environment.A is '\\x00', with a NUL in it; leave out the NUL": make_spec(
+        one_component(), environment=(("A", "\0"),)
     ),
-    (make_spec(one_component(), walltime=0.0), "walltime", 0.0, " is 0", "give more than 0 seconds, or leave it out"),
-    (
-        make_spec(one_component(), walltime=-1.5),
-        "walltime",
-        -1.5,
-        " is -1.5",
-        "give more than 0 seconds, or leave it out",
-    ),
-    (
-        make_spec(one_component(), walltime=float("inf")),
-        "walltime",
-        float("inf"),
-        " is inf",
-        "give more than 0 seconds, or leave it out",
-    ),
-    (
-        make_spec(one_component(), ()),
-        "command",
-        [],
-        " is empty, and component 0 has none of its own",
-        "give the program to run",
-    ),
-    (make_spec(FlexibleRequest(2), ()), "command", [], " is empty", "give the program to run and its arguments"),
-    (make_spec(one_component(), ("", "x")), "command[0]", "", " is empty", "begin with the program to run"),
-    (
-        make_spec(one_component(), ("a", "b\0")),
-        "command[1]",
-        "b\0",
-        " is 'b\\x00', with a NUL in it",
-        "leave out the NUL",
-    ),
-    (
-        make_spec(one_component(), environment=(("A", "1"), ("", "2"))),
-        "environment",
-        "",
-        " has a variable without a name",
-        "name it, or leave it out",
-    ),
-    (
-        make_spec(one_component(), environment=(("A=B", "1"),)),
-        "environment",
-        "A=B",
-        " has a variable named 'A=B'",
-        "use a name without '=' and NUL",
-    ),
-    (
-        make_spec(one_component(), environment=(("A\0", "1"),)),
-        "environment",
-        "A\0",
-        " has a variable named 'A\\x00'",
-        "use a name without '=' and NUL",
-    ),
-    (
-        make_spec(one_component(), environment=(("A", "\0"),)),
-        "environment.A",
-        "\0",
-        " is '\\x00', with a NUL in it",
-        "leave out the NUL",
-    ),
-]
+}
 
-WRONG_COMPONENTS = [
-    (make_spec(NonFixedRequest(())), "request.components", [], " is empty", "give at least one component"),
-    (make_spec(FixedRequest(())), "request.components", [], " is empty", "give at least one component"),
-    (make_spec(nonfixed(1, 0)), "request.components[1].size", 0, " is 0", "ask for at least 1 node"),
-    (
-        make_spec(one_component(command=())),
-        "request.components[0].command",
-        [],
-        " is empty",
-        "leave it out to run the job's own command",
+WRONG_COMPONENTS = {
+    "request.components is empty; give at least one component": make_spec(NonFixedRequest(())),
+    "request.components is empty; give at least": make_spec(FixedRequest(())),
+    "request.components[1].size is 0; ask for at least 1 node": make_spec(nonfixed(1, 0)),
+    "request.components[0].command is empty; leave it out to run the job's own command": make_spec(
+        one_component(command=())
     ),
-    (
-        make_spec(one_component(command=("",))),
-        "request.components[0].command[0]",
-        "",
-        " is empty",
-        "begin with the program to run",
+    "request.components[0].command[0] is empty; begin with the program to run": make_spec(one_component(command=("",))),
+    "request.components[0].environment has a variable without a name; name it, or leave it out": make_spec(
+        one_component(environment=(("", "1"),))
     ),
-    (
-        make_spec(one_component(environment=(("", "1"),))),
-        "request.components[0].environment",
-        "",
-        " has a variable without a name",
-        "name it, or leave it out",
+    "request.components[0].cluster is north, but the request is nonfixed; leave it out": make_spec(
+        one_component(cluster="north")
     ),
-    (
-        make_spec(one_component(cluster="north")),
-        "request.components[0].cluster",
-        "north",
-        " is north, but the request is nonfixed",
-        "leave it out, or make the request fixed",
+    "request.components[0].cluster is missing; a fixed request names the cluster of each component": make_spec(
+        FixedRequest((ComponentRequest(1),))
     ),
-    (
-        make_spec(FixedRequest((ComponentRequest(1),))),
-        "request.components[0].cluster",
-        None,
-        " is missing",
-        "a fixed request names the cluster of each component",
+    "request.components[1].cluster is nroth, and there is no such cluster; did you mean north?": make_spec(
+        fixed((1, "south"), (1, "nroth"))
     ),
-    (
-        make_spec(fixed((1, "south"), (1, "nroth"))),
-        "request.components[1].cluster",
-        "nroth",
-        " is nroth, and there is no such cluster",
-        "did you mean north? known: north, south",
-    ),
-    (
-        make_spec(fixed((1, "x"))),
-        "request.components[0].cluster",
-        "x",
-        " is x, and there is no such cluster",
-        "known: north, south",
-    ),
-]
+    "request.components[0].cluster is x, and there is no such cluster; known: north, south": make_spec(fixed((1, "x"))),
+}
 
-WRONG_BOUNDS = [
-    (make_split(0), "request.total_size", 0, " is 0", "ask for at least 1 node"),
-    (make_split(2, min_size=0), "request.min_component_size", 0, " is 0", "ask for at least 1 node"),
-    (
-        make_split(2, min_size=3),
-        "request.min_component_size",
-        3,
-        " is 3, more than the total_size of 2",
-        "give at most 2",
+WRONG_BOUNDS = {
+    "request.total_size is 0; ask for at least 1 node": make_split(0),
+    "request.min_component_size is 0; ask for at least 1 node": make_split(2, min_size=0),
+    "request.min_component_size is 3, more than the total_size of 2; give at most 2": make_split(2, min_size=3),
+    "request.max_components is 0; give at least 1, or leave it out": make_split(2, max_count=0),
+    "request.split_options[1] is empty; give the sizes of its components": make_split(3, (2, 1), ()),
+    "request.split_options[0][1] is 0; ask for at least 1 node": make_split(3, (3, 0)),
+    "request.split_options[1] sums to 3, but total_size is 4; make its sizes sum to the total_size": make_split(
+        4, (2, 2), (2, 1)
     ),
-    (make_split(2, max_count=0), "request.max_components", 0, " is 0", "give at least 1, or leave it out"),
-    (make_split(3, (2, 1), ()), "request.split_options[1]", [], " is empty", "give the sizes of its components"),
-    (make_split(3, (3, 0)), "request.split_options[0][1]", 0, " is 0", "ask for at least 1 node"),
-    (
-        make_split(4, (2, 2), (2, 1)),
-        "request.split_options[1]",
-        [2, 1],
-        " sums to 3, but total_size is 4",
-        "make its sizes sum to the total_size",
+    "request.split_options[0] has a component of 1, but min_component_size is 2; leave out one of the two": make_split(
+        4, (3, 1), min_size=2
     ),
-    (
-        make_split(4, (3, 1), min_size=2),
-        "request.split_options[0]",
-        [3, 1],
-        " has a component of 1, but min_component_size is 2",
-        "leave out one of the two",
+    "request.split_options[0] has 3 components, but max_components is 2; leave out one of the two": make_split(
+        4, (2, 1, 1), max_count=2
     ),
-    (
-        make_split(4, (2, 1, 1), max_count=2),
-        "request.split_options[0]",
-        [2, 1, 1],
-        " has 3 components, but max_components is 2",
-        "leave out one of the two",
-    ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field", "value", "problem", "hint"), WRONG_OPTIONS + WRONG_COMPONENTS + WRONG_BOUNDS
-)
-def test_check_submission_with_invalid_field_is_rejected(
-    wrong: JobSpec, field: str, value: object, problem: str, hint: str
-) -> None:
-    error = rejection_of(wrong)
-    assert (error.field, error.value, error.message, error.hint) == (field, value, field + problem, hint)
+WRONG = WRONG_OPTIONS | WRONG_COMPONENTS | WRONG_BOUNDS
+"""Submissions by the problem and hint of their rejection."""
 
 
-@pytest.mark.parametrize("wrong", [case[0] for case in WRONG_OPTIONS + WRONG_COMPONENTS + WRONG_BOUNDS])
+@pytest.mark.parametrize("text", WRONG)
+def test_check_submission_with_invalid_field_is_rejected(text: str) -> None:
+    check_rejection(text, WRONG[text])
+
+
+@pytest.mark.parametrize("wrong", WRONG.values())
 @pytest.mark.parametrize("clusters", [(), UNKNOWN])
 def test_check_submission_without_clusters_rejects_invalid_fields(
     wrong: JobSpec, clusters: tuple[ClusterLimits, ...]

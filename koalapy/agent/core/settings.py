@@ -130,7 +130,7 @@ class SiteSettings:
     parallel_environment: str = "koala"
     """Grid Engine: a parallel environment that allocates whole nodes, with ``control_slaves TRUE``."""
     library: str | None = None
-    """Path of the DRMAA library. Without one, Slurm is driven by its commands."""
+    """Grid Engine and the kind ``drmaa``: path of the DRMAA library. The default is that of the resource manager."""
     native_specification: str = ""
     """Further options for every job, as sbatch, qsub or the DRMAA library accept them.
 

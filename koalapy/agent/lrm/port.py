@@ -283,7 +283,7 @@ class PolledLrm(Lrm):
 
 
 class JobControl(Protocol):
-    """Submits and cancels jobs, by commands or a DRMAA library. It raises ``SiteUnavailable`` or ``SiteRejected``.
+    """Submits and cancels jobs, by a DRMAA library or ``qsub``. It raises ``SiteUnavailable`` or ``SiteRejected``.
 
     Methods with a default are for libraries, which report endings themselves and must be closed.
     """

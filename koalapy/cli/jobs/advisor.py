@@ -1,4 +1,4 @@
-"""Commands for the advisor: its statistics about applications, and the accuracy of its predictions."""
+"""Commands for the advisor: its statistics about applications, and the placements by its advice."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -6,11 +6,8 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
-from koalapy.cli.terminal.tables import format_table, signed_duration
+from koalapy.cli.terminal.tables import format_table
 from koalapy.client.http import Json
-from koalapy.model.wording import format_duration
-
-KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}
 
 
 def show_advisor(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -24,12 +21,9 @@ def show_record(
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Compare predictions with outcomes.
-
-    WITHIN: share of outcomes within the interval, to be 80 %, with its 95 % interval.
-    """
+    """Show the jobs placed by advice, with their predicted and actual run times."""
     answer = daemon.client().get("/api/v1/advisor/record", application=application, limit=limit)
-    print_answer(answer, as_json, record_page)
+    print_answer(answer, as_json, lambda answer: record_table(answer["record"]))
 
 
 def applications_table(answer: Json) -> str:
@@ -51,11 +45,6 @@ def applications_table(answer: Json) -> str:
             rows.append([name, nodes, clusters, ran, time, slower, verdict])
             name = verdict = ""
     return format_table(["APPLICATION", "NODES", "CLUSTERS", "RUNS", "TIME", "SLOWDOWN", "VERDICT"], rows)
-
-
-def record_page(answer: Json) -> str:
-    page = record_table(answer["record"])
-    return f"{page}\n\n{coverage_table(answer['coverage'])}" if answer["coverage"] else page
 
 
 def record_table(predictions: Sequence[Json]) -> str:
@@ -80,31 +69,6 @@ def record_table(predictions: Sequence[Json]) -> str:
         return text
     times = f"{len(errors)} run time{'s' if len(errors) > 1 else ''}"
     return f"{text}\n\nPredictions of {times} were off by {fmean(errors):.0%} on average."
-
-
-COVERAGE = "FORETOLD,LAST,DECIDED,JOBS,WITHIN,EARLY,LATE,MEDIAN ERROR,BIAS,OPEN,CENSORED"
-
-
-def coverage_table(periods: Sequence[Json]) -> str:
-    """Return a table of the accuracy of predictions, by kind and period. Omit periods without further predictions."""
-    rows, previous = [], None
-    for period in periods:
-        key = [period[name] for name in ("kind", "predictions", "open", "censored")]
-        if key == previous or not any(key[1:]):
-            continue
-        previous = key
-        median = "-" if period["median_error"] is None else format_duration(period["median_error"])
-        shares = (_format_share(period), _format_value(period["early"], ".0%"), _format_value(period["late"], ".0%"))
-        counts = (KINDS[period["kind"]], f"{period['days']:g} d", period["predictions"], period["jobs"])
-        rows.append([*counts, *shares, median, signed_duration(period["bias"]), period["open"], period["censored"]])
-    return format_table(COVERAGE.split(","), rows)
-
-
-def _format_share(period: Json) -> str:
-    if period["within"] is None:
-        return "-"
-    low, high = period["within_between"]
-    return f"{period['within']:.0%} ({low:.0%} to {high:.0%})"
 
 
 def _format_bounds(bounds: Sequence[float], form: str) -> str:

@@ -1,37 +1,16 @@
 """Run the checks every two seconds, and begin and end alerts with a delay, so that they do not flap."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from shlex import quote
 
 import structlog
 
-from koalapy.config.settings import Settings
-from koalapy.daemon.agents.hub import Hub
-from koalapy.daemon.agents.session import Sessions
-from koalapy.daemon.alerts.cluster_checks import (
-    BlackHoleCheck,
-    ClockCheck,
-    ClusterChecks,
-    FlappingCheck,
-    check_disks,
-    check_versions,
-)
-from koalapy.daemon.alerts.daemon_checks import check_database, check_links, check_replicas
-from koalapy.daemon.alerts.health import HealthMonitor
-from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.wording import format_list
-from koalapy.scheduler.queries import Queries
 from koalapy.store.service_tables import AlertMarkStore
 
 log = structlog.get_logger()
@@ -40,11 +19,6 @@ LOOK_INTERVAL = 2.0
 """Seconds between two runs of the checks."""
 MAX_ALERTS = 500
 """Maximum number of alerts that are reported, the most urgent first."""
-SQLITE_REMEDY = (
-    "find the process besides the daemon (process {pid}) that holds the file, and end it: fuser -v {file}; if it is "
-    "only slow, move it to a disk of this machine, or to PostgreSQL"
-)
-SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 Check = Callable[[float], AsyncIterator[Alert]]
 """A check that yields the alerts as of a time; it lets other tasks run if it examines many items."""
 Changed = Callable[[Alert, bool], None]
@@ -178,49 +152,3 @@ class Alerts:
         else:
             log.info("an alert is over", action="alert-over", **fields)
         self._on_change(alert, begins)
-
-
-def build_alerts(
-    settings: Settings,
-    engine: Engine,
-    queries: Queries,
-    hub: Hub,
-    sessions: Sessions,
-    health: HealthMonitor,
-    network: Network,
-    data_dir: Path,
-    more_checks: Sequence[Check],
-    notify: Changed,
-    mark_store: AlertMarkStore,
-) -> Alerts:
-    """Return the alerts of a daemon with all its checks; ``notify`` tells operators of them."""
-    rules = settings.alerts
-    clusters = queries.grid.clusters
-    embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
-    url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
-    remedy, full_remedy = SERVER_REMEDY, "free space on the disk of the database server: df -h"
-    if url.startswith("sqlite"):
-        file = Path(url.partition(":///")[2].partition("?")[0])
-        remedy = SQLITE_REMEDY.format(pid=os.getpid(), file=quote(str(file)))
-        full_remedy = f"free space on its disk; find what fills it: du -xh {quote(str(file.parent))} | sort -h | tail"
-    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).record_exit)
-    checks: list[Check] = [
-        ClusterChecks(clusters, embedded, hub.rejections),
-        black_holes,
-        FlappingCheck(clusters, rules),
-        sessions.budgets.check_overruns,
-        partial(check_disks, lambda: health.disks, clusters, settings.disks),
-        ClockCheck(sessions.clock_offsets, embedded, engine.clock),
-        partial(check_versions, sessions.agent_versions, lambda: hub.incompatible),
-        partial(check_database, engine.database, engine.instruments.writes, remedy, full_remedy, rules),
-        partial(check_links, network.list_known_links, rules),
-        partial(check_replicas, engine.catalogue),
-        JobChecks(engine, rules),
-        *more_checks,
-    ]
-
-    def signal_change(alert: Alert, begins: bool) -> None:
-        del begins
-        engine.changes.note_change("clusters")
-
-    return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)

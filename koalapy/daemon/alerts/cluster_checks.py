@@ -1,16 +1,15 @@
 """Checks of clusters: agents, resource managers, disks, versions, and jobs that fail as soon as they start."""
 
-import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from shlex import quote
 from types import MappingProxyType
 
 from koalapy import __version__
-from koalapy.daemon.agents.hub import Rejection
+from koalapy.daemon.agents.hub import Rejection, compare_versions
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
@@ -26,6 +25,19 @@ Clusters = Callable[[], Collection[ClusterStatus]]
 CONNECT_GRACE = 30.0
 """Seconds for agents to connect after the daemon's start, and to report their components once connected. Agents retry
 at least every 5 seconds, and one that starts with the daemon takes up to 20 seconds on a busy machine."""
+
+
+def cluster_alert(
+    kind: AlertKind,
+    cluster: ClusterName,
+    summary: str,
+    cause: str,
+    remedy: str,
+    since: float,
+    severity: Severity = Severity.CRITICAL,
+) -> Alert:
+    """Return an alert about a cluster."""
+    return Alert(kind, severity, f"cluster {cluster}", summary, cause, remedy, since, cluster=cluster)
 
 
 class ClusterChecks:
@@ -104,15 +116,13 @@ class ClusterChecks:
                 effect += " and do not restart before it is back, since they have no lease"
             remedy += f"; only if nothing runs on {name} any more, restart its jobs now: "
             remedy += f"koala clusters lost {name}"
-        return Alert(
+        return cluster_alert(
             AlertKind.AGENT_AWAY,
-            Severity.CRITICAL,
-            f"cluster {name}",
+            name,
             f"the agent of {name} {problem}: no jobs are placed there{effect}",
             cause,
             remedy,
             now if last_heard is None else min(now, last_heard),
-            cluster=name,
         )
 
 
@@ -124,16 +134,14 @@ def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
     """Return the alert for a resource manager that its agent reports as broken."""
     name = cluster.name
     state = "accepts no jobs" if cluster.lrm_silent_since is None else "does not answer"
-    return Alert(
+    return cluster_alert(
         AlertKind.RESOURCE_MANAGER,
-        Severity.CRITICAL,
-        f"cluster {name}",
+        name,
         f"no jobs can start on {name}: its resource manager {state}",
         cluster.last_report.problem,
         f"until it is repaired, drain the cluster: koala clusters drain {name} --reason 'its resource manager'; on its "
         f"head node, see what fails: koala check {name}",
         now if cluster.lrm_silent_since is None else min(now, cluster.lrm_silent_since),
-        cluster=name,
     )
 
 
@@ -141,15 +149,14 @@ def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
     """Return the alert for components that ended because the agent lost its records of them."""
     name, tokens = cluster.name, cluster.last_report.lost_records
     count = "1 component" if len(tokens) == 1 else f"{len(tokens)} components"
-    return Alert(
+    return cluster_alert(
         AlertKind.RECORDS_LOST,
-        Severity.WARNING,
-        f"cluster {name}",
+        name,
         f"the agent of {name} has lost the records of {count}: it ended them, and their jobs restart",
         f"files in its directory were removed or damaged: {format_list(tokens)}",
         f"check what writes to its directory and whether the disk fails: journalctl -u koala-agent@{name}; dmesg",
         now,
-        cluster=name,
+        Severity.WARNING,
     )
 
 
@@ -160,16 +167,14 @@ def _unusable_alert(cluster: ClusterStatus, now: float) -> Alert:
     """
     name, error = cluster.name, cluster.health.last_error
     use = "one component at a time is placed there" if cluster.health.probation else "no jobs are placed there"
-    return Alert(
+    return cluster_alert(
         AlertKind.BLACK_HOLE,
-        Severity.CRITICAL,
-        f"cluster {name}",
+        name,
         f"{name} is unusable after repeated errors: {use}",
         cluster.health.summary,
         f"fix the cause of the errors{f' (the last: {error})' if error else ''}, then use the cluster again: "
         f"koala clusters clear {name}",
         now,
-        cluster=name,
     )
 
 
@@ -203,15 +208,14 @@ class FlappingCheck:
                 history.loss_times.clear()  # Count anew after an operator has intervened.
             if len(history.loss_times) >= self._rules.flapping_changes:
                 name, minutes = cluster.name, (now - history.loss_times[0]) / 60
-                yield Alert(
+                yield cluster_alert(
                     AlertKind.CLUSTER_FLAPPING,
-                    Severity.WARNING,
-                    f"cluster {name}",
+                    name,
                     f"{name} is unstable: lost {len(history.loss_times)} times in {minutes:.0f} minutes",
                     f"last loss: {cluster.state_reason or cluster.absence or cluster.contact.disconnected_because}",
                     f"place no jobs there until it is stable: koala clusters drain {name} --reason flapping",
                     history.loss_times[0],
-                    cluster=name,
+                    Severity.WARNING,
                 )
 
 
@@ -255,70 +259,45 @@ MAX_CLOCK_OFFSET = 30.0
 CLOCK_REMEDY = "see whether it is synchronized, and make it so: timedatectl; timedatectl set-ntp true"
 
 
-class ClockCheck:
-    """A check for wrong clocks: of the daemon's host if it was set, or differs from most agents; else of an agent's."""
+async def check_clocks(
+    offsets: Callable[[], Mapping[ClusterName, float]],
+    embedded: Collection[ClusterName],
+    steady_clock: Callable[[], float],
+    now: float,
+    wall_clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Alert]:
+    """Check whether the clock of the daemon's host was set since the start, and for agents with another time.
 
-    def __init__(
-        self,
-        offsets: Callable[[], Mapping[ClusterName, float]],
-        embedded: Collection[ClusterName],
-        steady_clock: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        """``offsets``: seconds by which the agents' clocks are ahead of the daemon's; those of ``embedded`` clusters
-        are on its host. ``steady_clock``: the daemon's time, which ignores that its host's clock is set."""
-        self._offsets, self._embedded = offsets, embedded
-        self._steady_clock, self._wall_clock = steady_clock, wall_clock
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        """Yield an alert for the daemon's clock if it was set since the start, or if most agents agree on another time.
-
-        Yield alerts for the agents' clocks that differ, unless one of these causes explains it.
-        """
-        offsets = {name: offset for name, offset in self._offsets().items() if name not in self._embedded}
-        wrong = {name: offset for name, offset in offsets.items() if abs(offset) > MAX_CLOCK_OFFSET}
-        daemon_time = self._wall_clock()
-        step = daemon_time - self._steady_clock()
-        was_set, agreeing = abs(step) > MAX_CLOCK_OFFSET, _largest_agreement(wrong)
-        agents_agree = len(agreeing) > max(1, len(offsets) // 2)
-        if agents_agree or was_set:
-            summary = "the clock of the daemon's host was set, and the daemon still counts by the earlier time"
-            cause = f"it was set {format_duration(abs(step))} {'forward' if step > 0 else 'back'} since the start"
-            if agents_agree:
-                difference = _describe_offset(-wrong[agreeing[0]])
-                summary = f"the clock of the daemon's host is {difference} the clocks of the agents"
-                cause = f"{len(agreeing)} of {len(offsets)} agents have another time, and agree: "
-                cause += format_list(sorted(agreeing))
-            remedy = f"on the daemon's host, {CLOCK_REMEDY}; then restart the daemon: systemctl restart koala-serve"
-            if step + (wrong[agreeing[0]] if agents_agree else 0.0) > MAX_CLOCK_OFFSET:
-                remedy += ", which ends jobs whose walltime is over by the new time"
-            yield Alert(AlertKind.CLOCK, Severity.WARNING, "daemon", summary, cause, remedy, now)
-        for name, offset in wrong.items():
-            if (agents_agree and name in agreeing) or (was_set and abs(offset + step) <= MAX_CLOCK_OFFSET):
-                continue
-            yield Alert(
-                AlertKind.CLOCK,
-                Severity.WARNING,
-                f"cluster {name}",
-                f"the clock of the head node of {name} is {_describe_offset(offset)} the daemon's: times of its logs "
-                "and files are wrong, and certificates may be rejected",
-                f"it shows {format_time(daemon_time + offset, daemon_time)} UTC, the daemon's "
-                f"{format_time(daemon_time, daemon_time)}",
-                f"on the head node of {name}, {CLOCK_REMEDY}",
-                now,
-                cluster=name,
-            )
-
-
-def _largest_agreement(offsets: Mapping[ClusterName, float]) -> list[ClusterName]:
-    """Return the most clusters with clocks that differ by at most ``MAX_CLOCK_OFFSET``, the earliest clock first."""
-    names, first, largest = sorted(offsets, key=lambda name: offsets[name]), 0, list[ClusterName]()
-    for index, name in enumerate(names):
-        while offsets[name] - offsets[names[first]] > MAX_CLOCK_OFFSET:
-            first += 1
-        if index + 1 - first > len(largest):
-            largest = names[first : index + 1]
-    return largest
+    ``offsets``: seconds by which the agents' clocks are ahead of the daemon's; those of ``embedded`` clusters are on
+    its host. ``steady_clock``: the daemon's time, which ignores that its host's clock is set.
+    """
+    daemon_time = wall_clock()
+    step = daemon_time - steady_clock()
+    if was_set := abs(step) > MAX_CLOCK_OFFSET:
+        remedy = f"on the daemon's host, {CLOCK_REMEDY}; then restart the daemon: systemctl restart koala-serve"
+        yield Alert(
+            AlertKind.CLOCK,
+            Severity.WARNING,
+            "daemon",
+            "the clock of the daemon's host was set, and the daemon still counts by the earlier time",
+            f"it was set {format_duration(abs(step))} {'forward' if step > 0 else 'back'} since the start",
+            f"{remedy}{', which ends jobs whose walltime is over by the new time' if step > 0 else ''}",
+            now,
+        )
+    for name, offset in offsets().items():
+        if name in embedded or abs(offset) <= MAX_CLOCK_OFFSET or (was_set and abs(offset + step) <= MAX_CLOCK_OFFSET):
+            continue
+        yield cluster_alert(
+            AlertKind.CLOCK,
+            name,
+            f"the clock of the head node of {name} is {_describe_offset(offset)} the daemon's: times of its logs "
+            "and files are wrong, and certificates may be rejected",
+            f"it shows {format_time(daemon_time + offset, daemon_time)} UTC, the daemon's "
+            f"{format_time(daemon_time, daemon_time)}",
+            f"on the head node of {name}, {CLOCK_REMEDY}; if the clocks of all clusters differ, on the daemon's host",
+            now,
+            Severity.WARNING,
+        )
 
 
 def _describe_offset(seconds: float) -> str:
@@ -338,7 +317,9 @@ async def check_versions(
     ``agents``: versions of the connected agents; ``rejected``: reasons why agents were rejected.
     """
     versions = dict(agents())
-    if newer := {name: version for name, version in versions.items() if is_older(__version__, version)}:
+    if newer := {
+        name: version for name, version in versions.items() if compare_versions(version, __version__) == "newer"
+    }:
         yield Alert(
             AlertKind.OLD_VERSION,
             Severity.WARNING,
@@ -349,7 +330,7 @@ async def check_versions(
             now,
         )
     for name, version in versions.items():
-        if is_older(version, __version__):
+        if compare_versions(version, __version__) == "older":
             yield _old_agent(name, f"has version {version}, the daemon {__version__}", "", now)
     for name, reason in rejected().items():
         yield _old_agent(name, "is rejected", reason, now)
@@ -357,29 +338,15 @@ async def check_versions(
 
 def _old_agent(name: ClusterName, problem: str, reason: str, now: float) -> Alert:
     """Return the alert for an agent older than the daemon: critical with the ``reason`` of its rejection."""
-    return Alert(
+    return cluster_alert(
         AlertKind.OLD_VERSION,
-        Severity.CRITICAL if reason else Severity.WARNING,
-        f"cluster {name}",
+        name,
         f"the agent of {name} {problem}",
         reason or "it was not updated with the daemon, or not restarted since",
         f"update koalapy on the head node of {name}, and restart its agent: systemctl restart koala-agent@{name}",
         now,
-        cluster=name,
+        Severity.CRITICAL if reason else Severity.WARNING,
     )
-
-
-def is_older(version: str, reference: str) -> bool:
-    """Return whether a version is older than a reference; only their numbers are compared."""
-    return list(_version_numbers(version)) < list(_version_numbers(reference))
-
-
-def _version_numbers(version: str) -> Iterator[int]:
-    for part in version.partition("+")[0].split(".")[:10]:
-        number = re.match(r"\d{1,9}", part)
-        if number is None:
-            return
-        yield int(number.group())
 
 
 MAX_ENDINGS = 1000
@@ -455,14 +422,12 @@ class BlackHoleCheck:
         if not is_better_elsewhere and len({ending.owner for ending in failed}) < 2:
             return None  # The jobs of one user that fail on every cluster are themselves the cause.
         soon, minutes = self._rules.black_hole_soon, self._rules.black_hole_window / 60
-        return Alert(
+        return cluster_alert(
             AlertKind.BLACK_HOLE,
-            Severity.CRITICAL,
-            f"cluster {name}",
+            name,
             f"jobs fail on {name} as soon as they start",
             f"{len(failed)} of {len(endings)} jobs that ended there in {minutes:g} minutes failed within {soon:g} s of "
             f"their start, {failed_elsewhere} of {len(elsewhere)} elsewhere; last exit code: {failed[-1].exit_code}",
             f"place no jobs there until that is fixed: koala clusters drain {name} --reason 'jobs fail there'",
             failed[0].ended_at,
-            cluster=name,
         )

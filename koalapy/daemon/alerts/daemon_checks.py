@@ -1,14 +1,11 @@
-"""Checks of the daemon: its database, certificate, record, configuration, links and replica catalogue."""
+"""Checks of the daemon: its database, certificate, record, links and replica catalogue."""
 
-import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.jobs.record import Record
@@ -18,7 +15,6 @@ from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.errors import UsageError
 from koalapy.model.replica import Catalogue, Replica
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_bytes, format_list
@@ -182,60 +178,3 @@ async def check_replicas(catalogue: Catalogue, now: float) -> AsyncIterator[Aler
             min([now, *(replica.verified_at for replica in bad if replica.verified_at)]),
             cluster=cluster,
         )
-
-
-REMEDY = "restart the daemon, which reads settings at its start only: systemctl restart koala-serve; jobs go on"
-Values = Mapping[str, Any]
-
-
-class ConfigurationCheck:
-    """A check for a configuration file that differs from the settings of the running daemon."""
-
-    def __init__(self, path: Path, started_with: Values, read: Callable[[Path], Values]) -> None:
-        """``read`` returns the settings in a file, and raises ``UsageError`` for one that cannot be read."""
-        self._path, self._started_with, self._read = path, started_with, read
-        self._stamp: tuple[int, ...] | None = None
-        self._difference = ""
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        if difference := await asyncio.to_thread(self._find_difference):
-            summary = f"the daemon does not run with the present settings in {self._path}"
-            yield Alert(AlertKind.CONFIGURATION, Severity.WARNING, "configuration", summary, difference, REMEDY, now)
-
-    def _find_difference(self) -> str:
-        """Return how the settings differ, empty if they do not. Read the file only when it has changed."""
-        try:
-            status = self._path.stat()
-            stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        except OSError as error:
-            self._stamp = None
-            return f"it cannot be read: {error.strerror}"
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._difference = describe_difference(self._started_with, self._read(self._path))
-            except UsageError as error:
-                self._difference = f"the daemon would not start with it: {error.message}"
-        return self._difference
-
-
-def describe_difference(old: Values, new: Values) -> str:
-    """Describe which settings and clusters differ; return an empty text if none does."""
-    settings = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    differences = [name for name in settings if name != "clusters"]
-    if "clusters" in settings:
-        differences += _cluster_differences(old.get("clusters") or {}, new.get("clusters") or {})
-    return f"different: {', '.join(differences)}" if differences else ""
-
-
-def _cluster_differences(old: object, new: object) -> list[str]:
-    """Return phrases such as ``clusters a and b added``, from the ``clusters`` sections of two configurations."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return ["clusters"]
-    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
-    groups = {"added": new.keys() - old.keys(), "removed": old.keys() - new.keys(), "changed": changed}
-    return [
-        f"{'cluster' if len(names) == 1 else 'clusters'} {format_list(sorted(map(str, names)))} {change}"
-        for change, names in groups.items()
-        if names
-    ]

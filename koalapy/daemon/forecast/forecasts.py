@@ -1,20 +1,18 @@
 """Forecast when waiting jobs start and end, as things are or with a change, by simulation in a child process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from math import inf
 
 import structlog
 
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
-from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.cluster import check_cluster
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError
 from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.prediction import PredictionSource
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
@@ -62,8 +60,6 @@ Submission = tuple[JobSpec, tuple[Clause, ...]]
 class _StoredForecast:
     made_at: float
     forecast: Forecast
-    jobs: Mapping[JobId, Job]
-    """The jobs at the time of the forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +130,10 @@ class Forecasts:
         clock: Callable[[], float],
         policies: Callable[[], Registry],
         work: Callable[[Question], Awaitable[Answer]] | None = None,
-        track_record: TrackRecord | None = None,
     ) -> None:
         """``policies`` is a function of a module, so that the child process can call it."""
         self._queries, self._people, self._clock, self._policies = queries, people, clock, policies
         self._work = work or _answer_in_subprocess
-        self._track_record = track_record
         self._one_at_a_time = asyncio.Lock()
         self._latest: _StoredForecast | None = None
         self._under_way: asyncio.Task[None] | None = None
@@ -154,7 +148,7 @@ class Forecasts:
         if self._one_at_a_time.locked():
             report(0, 0)
         async with self._one_at_a_time:
-            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon, report, max_draws)
+            return await self._simulate_change(change, horizon, report, max_draws)
 
     def check_change(self, change: Change) -> None:
         """Raise ``UsageError`` or ``NotFoundError`` if a change is impossible now."""
@@ -208,18 +202,13 @@ class Forecasts:
         """
         if not self._is_fresh():
             if self._under_way is None or self._under_way.done():
-                self._under_way = asyncio.create_task(self._refresh_forecast(PredictionSource.ASKED))
+                self._under_way = asyncio.create_task(self._refresh_forecast())
                 self._under_way.add_done_callback(_retrieve_error)
             await asyncio.wait([self._under_way], timeout=patience)
             if not self._under_way.done():
                 return False, None
             self._under_way.result()
-        latest = self._latest
-        if latest is None:
-            return True, None
-        if self._track_record is not None:
-            await self._track_record.store_shown(latest.forecast, latest.jobs, job)
-        return True, latest.forecast.of(job)
+        return True, None if self._latest is None else self._latest.forecast.of(job)
 
     @property
     def latest_forecast(self) -> Forecast | None:
@@ -262,14 +251,14 @@ class Forecasts:
         return IfSubmitted(False, reason=reason)
 
     async def forecast_periodically(self) -> None:
-        """Make a forecast to measure the accuracy of predictions, unless no user's job waits or one is recent."""
+        """Make the forecast that pages show, unless no user's job waits or one is recent."""
         began = self._clock()
         if began < self._rests_until or self._is_fresh():
             return
         if not any(job.is_in_queue and not job.spec.internal for job in self._queries.jobs()):
             return
         try:
-            await self._refresh_forecast(PredictionSource.DAEMON)
+            await self._refresh_forecast()
         except (BusyError, RuntimeError) as error:
             log.warning("the periodic forecast failed", action="forecast-failed", error=str(error))
         ended = self._clock()
@@ -303,19 +292,14 @@ class Forecasts:
     def _is_recent(self, made_at: float) -> bool:
         return 0 <= self._clock() - made_at < FRESH_S
 
-    async def _refresh_forecast(self, source: PredictionSource) -> None:
+    async def _refresh_forecast(self) -> None:
         async with self._one_at_a_time:
-            await self._simulate_change(Change(), source)
+            await self._simulate_change(Change())
 
     async def _simulate_change(
-        self,
-        change: Change,
-        source: PredictionSource,
-        horizon: float = HORIZON,
-        report: Report = ignore_progress,
-        max_draws: int = MAX_DRAWS,
+        self, change: Change, horizon: float = HORIZON, report: Report = ignore_progress, max_draws: int = MAX_DRAWS
     ) -> Answer:
-        """Forecast with and without a change. Keep a forecast of full length for later requests and the track record.
+        """Forecast with and without a change. Keep a forecast of full length for later requests.
 
         ``horizon`` is in seconds.
         """
@@ -324,9 +308,7 @@ class Forecasts:
         answer = await self._work(Question(moment, change, self._policies, horizon, max_draws, report))
         if horizon < HORIZON:  # a shorter forecast lacks later starts, so it is not reused
             return answer
-        self._latest = _StoredForecast(moment.now, answer.as_it_is, {job.id: job for job in moment.beginning.jobs})
-        if self._track_record is not None:
-            await self._track_record.store_predictions(answer.as_it_is, self._latest.jobs, source)
+        self._latest = _StoredForecast(moment.now, answer.as_it_is)
         return answer
 
 

@@ -14,7 +14,6 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
-from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.claims.preemption import PREEMPTED, RECLAIMED
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects
@@ -98,8 +97,6 @@ class Instruments:
     """Bytes of ended attempts that went through the hub, by sending and receiving cluster."""
     hub: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the hub of relayed links by name, as of the last look at it; none while it is away."""
-    predictions: Mapping[tuple[PredictionKind, Outcome], int] = field(default_factory=dict)
-    """Numbers of predictions of the last week by outcome, as of the last look at the database."""
     database_size: int | None = None
     """Bytes, as of the last measurement; None before the first."""
 
@@ -138,13 +135,6 @@ class Instruments:
         """Measure the size of the database; keep the last value while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.database_size = await query(size)
-
-    async def read_predictions(
-        self, counts: Callable[[], Awaitable[Mapping[tuple[PredictionKind, Outcome], int]]]
-    ) -> None:
-        """Read the outcomes of predictions; keep the last values while the database is unavailable."""
-        with suppress(StoreUnavailable):
-            self.predictions = await counts()
 
     async def read_hub(self, read: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
         """Read the metrics of the hub of relayed links."""

@@ -42,13 +42,6 @@ def insert_line(text: str, position: int, line: str) -> str:
     return "".join([*lines[: position % (len(lines) + 1)], f"{line}\n", *lines[position % (len(lines) + 1) :]])
 
 
-@given(st.integers(0, 10), FOREIGN)
-def test_foreign_line_in_squeue_costs_no_job(position: int, line: str) -> None:
-    text = recorded_queue()
-    expected = read_columns(text.encode(), "koala-", {1500, 1501})
-    assert read_columns(insert_line(text, position, line).encode(), "koala-", {1500, 1501}) == expected
-
-
 @given(st.integers(0, 3), st.sampled_from(["x", "1500", ""]))
 def test_broken_line_of_squeue_costs_one_job(position: int, replacement: str) -> None:
     lines = recorded_queue().splitlines(keepends=True)

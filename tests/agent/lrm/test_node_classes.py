@@ -27,35 +27,9 @@ def describe_groups(groups: NodeGroups) -> dict[str, list[str]]:
     return {group.name: sorted(group.nodes) for group in groups.groups}
 
 
-def test_group_nodes_without_properties_returns_no_groups() -> None:
-    assert group_nodes([make_node("n1"), make_node("n2")], {}) == NodeGroups()
-    assert group_nodes([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
-
-
 def test_group_nodes_that_are_equal_returns_unnamed_group() -> None:
     (group,) = group_nodes([make_node("n1", memory=63 * GIB), make_node("n2", memory=62 * GIB)], {}).groups
     assert (group.name, group.memory) == ("", 62 * GIB)
-
-
-def test_group_nodes_with_one_feature_returns_unnamed_group_with_it() -> None:
-    (group,) = group_nodes([make_node("n1", "ib"), make_node("n2", "ib")], {}).groups
-    assert (group.name, group.features) == ("", ("ib",))
-
-
-def test_group_nodes_separates_cores_gpus_and_partitions() -> None:
-    nodes = [
-        KnownNode("n1", cores=8, partitions=frozenset({"main"})),
-        KnownNode("n2", cores=8, partitions=frozenset({"main", "long"})),
-        KnownNode("n3", cores=8, gpus=(Gpus(2, "a100"),), partitions=frozenset({"main"})),
-        KnownNode("n4", cores=16, partitions=frozenset({"main"})),
-    ]
-    groups = group_nodes(nodes, {}).groups
-    assert sorted((sorted(g.nodes), g.cores, g.gpus, g.partitions) for g in groups) == [
-        (["n1"], 8, (), ("main",)),
-        (["n2"], 8, (), ("long", "main")),
-        (["n3"], 8, (Gpus(2, "a100"),), ("main",)),
-        (["n4"], 16, (), ("main",)),
-    ]
 
 
 def test_joined_classes_have_only_what_all_nodes_have() -> None:
@@ -72,20 +46,6 @@ def test_configured_properties_are_added_to_reported_ones() -> None:
     (group,) = group_nodes(nodes, {"fast": settings}).groups
     assert (group.memory, group.cores, group.features) == (7, 4, ("ib", "ssd"))
     assert group.gpus == (Gpus(2, "a100"), Gpus(1, "h100"))
-
-
-def test_group_nodes_by_properties_orders_by_weight() -> None:
-    groups = group_nodes(
-        [
-            make_node("n1", "haswell", memory=64 * 10**9, weight=9),
-            make_node("n2", "haswell", memory=64 * 10**9, weight=9),
-            make_node("n3", "haswell", "ib", memory=64 * 10**9, weight=1),
-            make_node("n4", "haswell", memory=512 * 10**9, weight=5),
-        ],
-        {},
-    )
-    assert describe_groups(groups) == {"haswell+ib-64GB": ["n3"], "haswell-512GB": ["n4"], "haswell-64GB": ["n1", "n2"]}
-    assert list(describe_groups(groups)) == ["haswell+ib-64GB", "haswell-512GB", "haswell-64GB"]
 
 
 def test_group_nodes_prefers_configured_classes() -> None:
@@ -110,11 +70,6 @@ def test_group_nodes_prefers_configured_classes() -> None:
     assert (mine.power, mine.memory, gpu.power, gpu.memory) == (3.0, 7, None, None)
     assert gpu.feature == "", "another class has such nodes, too: the feature alone does not choose these"
     assert group_nodes(nodes, {"gpu": NodeClassSettings(feature="gpu")}).groups[0].feature == "gpu"
-
-
-def test_group_nodes_with_used_name_adds_number() -> None:
-    groups = group_nodes([make_node("n1", "gpu"), make_node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
-    assert describe_groups(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
 
 
 def test_group_nodes_with_too_few_nodes_adds_notice() -> None:

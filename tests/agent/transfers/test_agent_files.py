@@ -44,22 +44,6 @@ def read_archive(archive: bytes) -> dict[str, bytes]:
         return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
 
 
-@needs_rsync
-async def test_program_reads_its_staged_files(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
-    remote_file, local_file = (
-        make_replica(other_site, "away", b"from south\n"),
-        make_replica(site, "own", b"from north\n"),
-    )
-    await daemon.request_stage(S, remote_file, local_file)
-    status = await daemon.wait_for_stage(S)
-    assert (status["size"], status["staged"]) == (11, 11)
-    end = await run_component(
-        daemon, ["sh", "-c", '[ "$PWD" = "$KOALA_STAGE" ] && cat away own && readlink own'], size=1
-    )
-    assert (end["program_exit"], end["error"]) == (0, "")
-    assert daemon.output[T].decode() == f"from south\nfrom north\n{site.replicas / 'own'}\n"
-
-
 async def test_stat_request_of_daemon_is_answered(site: Site, daemon: FakeDaemon) -> None:
     file = make_replica(site, "data", b"1234")
     answer = await daemon.ask_agent("north", "stat", path="data", checksum=True)
@@ -189,22 +173,6 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
         gate.close()
         await site.stop()
         stop_locald(site.cluster)
-
-
-@needs_rsync
-async def test_transfer_without_daemon_continues(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
-    gate = Gate(daemon, len(BIG) // 2)
-    await gate.listen()
-    await daemon.request_stage(S, make_replica(other_site, "big", BIG))
-    await gate.reached.wait()
-    await daemon.stop_listening()
-    gate.open.set()
-    staged_file = site.settings.stages / f"test-{S}" / "big"
-    await daemon.wait_until(staged_file.exists)
-    daemon.messages.clear()
-    await daemon.listen()
-    assert (await daemon.wait_for_stage(S))["staged"] == len(BIG)
-    gate.close()
 
 
 @pytest.mark.mpi

@@ -91,18 +91,6 @@ async def test_repeated_stat_shares_one_computation(tree: Path, monkeypatch: pyt
     assert computations == 2
 
 
-async def test_growing_digest_covers_whole_file(tmp_path: Path) -> None:
-    digest = GrowingDigest(tmp_path / "f")
-    following = asyncio.create_task(asyncio.to_thread(digest.compute_content))
-    data = os.urandom(2_500_000)
-    with (tmp_path / "f").open("wb", buffering=0) as file:
-        for first in range(0, len(data), 100_000):
-            file.write(data[first : first + 100_000])
-            await asyncio.sleep(0)
-    digest.mark_complete()
-    assert await following == Content(len(data), hashlib.sha256(data).hexdigest())
-
-
 async def test_growing_digest_without_file_raises(tmp_path: Path) -> None:
     digest = GrowingDigest(tmp_path / "f")
     digest.mark_complete()

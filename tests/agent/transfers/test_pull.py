@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from koalapy.agent.runners.uplink import ASKER, RECONNECT_ALLOWANCE
 from koalapy.agent.transfers import exports, pull
 from koalapy.agent.transfers.exports import Route, tunnel_environment
-from koalapy.agent.transfers.pull import MAX_TRIES, Pull, RsyncOutcome
+from koalapy.agent.transfers.pull import MAX_TRIES, RsyncOutcome
 from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import (
@@ -128,12 +128,6 @@ async def test_source_has_time_to_reconnect(
     assert (file.stat().st_ino, file.read_bytes()) == (inode, BIG)
 
 
-async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: FileSite) -> None:
-    north.start_stage(south.make_input(south.make_replica("set", b"12345")))
-    (moved,) = (await north.wait_for_state("done")).moved
-    assert (moved.size, moved.flowed) == (5, 0)
-
-
 @pytest.mark.parametrize("name", UNUSUAL_NAMES)
 async def test_unusual_file_names_are_pulled(north: FileSite, south: FileSite, name: str) -> None:
     path = south.make_replica(f"odd/{name}", name.encode())
@@ -185,21 +179,6 @@ async def test_empty_files_and_folders_are_pulled(north: FileSite, south: FileSi
 # Interruptions
 
 
-async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    path = south.make_replica("big", BIG)
-    folder = north.start_stage(south.make_input(path))
-    await gate.reached.wait()
-    work = north.directory / "stages" / f".{INSTANCE}-{T}"
-    await north.wait_until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
-    for process in find_rsyncs(work):
-        process.kill()
-    gate.break_connections()
-    await north.wait_for_state("done")
-    assert (folder / "input").read_bytes() == BIG
-    assert wire.questions.count("export") == 2
-    assert 0 < gate.passed < len(BIG) - 1_000_000
-
-
 async def test_progress_is_reported_and_never_decreases(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await north.wait_until(lambda: any(0 < s.staged < s.size for s in north.statuses))
@@ -207,18 +186,6 @@ async def test_progress_is_reported_and_never_decreases(north: FileSite, south: 
     await north.wait_for_state("done")
     staged = [s.staged for s in north.statuses]
     assert staged == sorted(staged)
-
-
-async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: Gate) -> None:
-    north.start_stage(south.make_input(south.make_replica("big", BIG)))
-    await gate.reached.wait()
-    await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
-    await south.stop()
-    gate.break_connections()
-    failed = await north.wait_for_state("failed")
-    assert (failed.fault, failed.source, failed.file) == ("source", "south", "/logical")
-    assert "south is out of reach" in failed.error
-    assert failed.staged > 0
 
 
 # Replicas that differ from the catalogue
@@ -249,21 +216,6 @@ async def test_changed_replica_of_same_size_fails_stage(north: FileSite, south: 
     data_path.write_bytes(b"654321")
     await check_failure(north, file, "its checksum differs from the catalogue's")
     assert not list(north.directory.glob("stages/test-*/*")), "a wrong file must not reach the stage of a program"
-
-
-async def test_unreadable_replica_fails_stage(
-    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = south.make_input(south.make_replica("data"))
-    open_file = os.open
-
-    def refusing(path: object, flags: int, *args: object, **options: object) -> int:
-        if path == "data" and not flags & os.O_PATH:
-            raise PermissionError(13, "Permission denied")
-        return open_file(path, flags, *args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "open", refusing)
-    await check_failure(north, file, "cannot be read: Permission denied")
 
 
 async def check_failure(north: FileSite, file: object, reason: str) -> None:
@@ -457,13 +409,6 @@ async def test_accepted_puller_has_no_time_limit(
     assert wire.questions.count("export") == 1
 
 
-async def test_tickets_beyond_limit_replace_oldest(south: FileSite) -> None:
-    await south.restart(max_tickets=2)
-    path = south.make_replica("data")
-    routes = [await export_path(south, path) for _ in range(3)]
-    assert list(south.exports._tickets) == [route.module for route in routes[1:]]
-
-
 @pytest.mark.evidence("G13")
 async def test_tickets_of_one_site_revoke_none_of_another(south: FileSite) -> None:
     await south.restart(max_tickets=5)
@@ -614,17 +559,3 @@ async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: C
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
     assert (await pull.run_rsync(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
-
-
-async def test_old_measurement_does_not_override_newer(north: FileSite, south: FileSite, tmp_path: Path) -> None:
-    (tmp_path / "came").mkdir()
-    (tmp_path / "came" / "data").write_bytes(b"content\n")
-    pull = Pull(south.make_input(south.make_replica("data")), tmp_path / "came", lambda: None, north.means)
-    pull._looking = old = asyncio.get_running_loop().create_future()
-    looking = asyncio.create_task(pull._measure_now())
-    for _ in range(5):
-        await asyncio.sleep(0)
-    pull.arrived_bytes = 3
-    old.set_result(None)
-    await looking
-    assert pull.arrived_bytes == 8

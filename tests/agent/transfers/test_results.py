@@ -5,11 +5,9 @@ import io
 import os
 import tarfile
 import threading
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import MAX_CONCURRENT, JobFolders
@@ -55,16 +53,6 @@ from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 )
 def test_patterns_match_expected_paths(pattern: str, path: str, matches: bool) -> None:
     assert Patterns([pattern]).matches(path.split("/")) is matches
-
-
-NAME = st.text("ab*?.", min_size=1, max_size=3).filter(lambda name: set(name) != {"."})
-
-
-@given(st.lists(NAME, min_size=1, max_size=3), st.lists(NAME, min_size=1, max_size=3))
-def test_patterns_without_recursion_match_like_pathlib(pattern: list[str], path: list[str]) -> None:
-    if len(pattern) == len(path) and "**" not in "/".join(pattern):
-        expected = PurePosixPath("/" + "/".join(path)).match("/" + "/".join(pattern))
-        assert Patterns(["/".join(pattern)]).matches(path) is expected
 
 
 def archive_folder(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dict[str, tarfile.TarInfo]:
@@ -150,13 +138,6 @@ def test_removed_file_spares_other_results(tmp_path: Path) -> None:
             assert file is None
     finally:
         os.close(descriptor)
-
-
-def test_patterns_with_many_stars_are_simplified() -> None:
-    patterns = Patterns(["**/" * 500 + "a"])
-    assert [len(parts) for parts in patterns._patterns] == [2]
-    assert patterns.matches(["x", "y", "a"])
-    assert not patterns.matches(["x", "y", "b"])
 
 
 class Collecting:

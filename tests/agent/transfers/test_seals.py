@@ -133,16 +133,6 @@ async def test_making_replica_read_only_is_no_change(north: FileSite, read_files
     assert read_files == [str(path)], "only for the catalogue"
 
 
-async def test_making_recent_replica_read_only_is_no_change(north: FileSite, read_files: list[str]) -> None:
-    path = north.make_replica("data")
-    path.chmod(0o664)
-    await north.restart(clock=SetClock(path.stat().st_ctime + replicas.SETTLED + 1e-5))
-    for token in (T, U):
-        north.start_stage(north.make_input(path), token=token)
-        await north.wait_for_state("done", token)
-    assert read_files == [str(path)]
-
-
 @pytest.mark.usefixtures("settled_clock")
 async def test_replica_with_changed_links_is_read_again(north: FileSite, read_files: list[str]) -> None:
     path = north.make_replica("data")

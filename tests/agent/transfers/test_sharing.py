@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.transfers import stage
-from koalapy.agent.transfers.roots import Content, copy_tree
+from koalapy.agent.transfers.roots import copy_tree
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
@@ -47,24 +46,6 @@ async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite
     status = await north.wait_for_state("done", U)
     assert [(m.size, m.seconds) for m in status.moved] == [(5, 0.0)], "the wait is not measured"
     assert (await north.wait_for_state("done")).moved[0].seconds == 1000.0
-
-
-async def test_discarded_stage_releases_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    await north.restart(pulls=1)
-    north.start_stage(south.make_input(south.make_replica("big", BIG)))
-    await gate.reached.wait()
-    folder = north.start_stage(south.make_input(south.make_replica("other", b"other")), token=U)
-    await wait_for_waiter(north)
-    north.stages.discard_stage(INSTANCE, U)
-    await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 2)
-    assert not folder.exists()
-    north.start_stage(south.make_input(south.make_replica("third", b"third")), token=V)
-    await wait_for_waiter(north)
-    assert wire.questions.count("export") == 1
-    gate.open.set()
-    await north.wait_for_state("done")
-    await north.wait_for_state("done", V)
-    assert wire.questions.count("export") == 2
 
 
 async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSite, gate: Gate) -> None:
@@ -133,24 +114,6 @@ async def test_discarded_stage_does_not_affect_others(
     await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 4)
 
 
-async def test_restarted_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    file = south.make_input(south.make_replica("big", BIG))
-    north.start_stage(file)
-    await gate.reached.wait()
-    await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
-    folder = north.start_stage(file, token=U)
-    await wait_for_waiter(north)
-    await north.stop()
-    gate.break_connections()
-    wire.questions.clear()
-    north.start()
-    north.stages.load_stages()
-    await north.wait_for_state("done")
-    await north.wait_for_state("done", U)
-    assert (folder / "input").read_bytes() == BIG
-    assert wire.questions.count("export") == 1
-
-
 def rewrite_file(place: Path) -> None:
     place.chmod(0o600)  # inputs are read-only
     place.write_bytes(b"C" * place.stat().st_size)
@@ -181,30 +144,6 @@ async def test_changed_input_is_not_shared(
     folder = north.start_stage(file, token=U)
     await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == b"content\n"
-    assert wire.questions.count("export") == 2
-
-
-async def test_changed_copies_are_tried_in_limited_number(
-    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = south.make_input(south.make_replica("data"))
-    folders = []
-    for token in (T, U, V):
-        folders.append(north.start_stage(file, token=token))
-        await north.wait_for_state("done", token)
-    for folder in folders:
-        rewrite_file(folder / "input")
-    sources: list[Path] = []
-
-    def copying(source: Path, target: Path, stop: threading.Event) -> Content:
-        sources.append(source)
-        return copy_tree(source, target, stop)
-
-    monkeypatch.setattr(stage, "copy_tree", copying)
-    folder = north.start_stage(file, token="9.1.1")
-    await north.wait_for_state("done", "9.1.1")
-    assert (folder / "input").read_bytes() == b"content\n"
-    assert sources == [folders[2] / "input", folders[1] / "input"]
     assert wire.questions.count("export") == 2
 
 

@@ -1,6 +1,5 @@
 """Single steps of a tunnel."""
 
-import contextlib
 import signal
 import socket
 import threading
@@ -69,17 +68,6 @@ def test_tunnel_waits_for_slow_receiver(ends: Ends, outward: bool) -> None:
     assert received == content
     sender.close()
     assert not tunnel._step(secured, here, *buffers)
-
-
-def test_tunnel_reads_only_what_receiver_accepts(ends: Ends) -> None:
-    secured, peer, here, _ = ends
-    buffers = bytearray(), bytearray()
-    while not buffers[0]:
-        with contextlib.suppress(BlockingIOError):
-            peer.send(bytes(1 << 20))
-        tunnel._step(secured, here, *buffers)
-    assert 0 < len(buffers[0]) <= 2 * tunnel.CHUNK_SIZE
-    assert not buffers[1]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -64,7 +64,6 @@ class SubmittedJob:
     exit_code: int | None = None
     lost: bool = False
     reason: str = ""
-    user: str = ""
 
 
 class SubmittedJobs:
@@ -81,6 +80,8 @@ class SubmittedJobs:
         """Read the table from disk; raise ``SiteUnavailable`` if the file is damaged."""
         try:
             stored = json.loads(self._path.read_bytes())
+            for fields in stored.values():
+                fields.pop("user", None)  # of an agent of an earlier version
             self.entries = {name: SubmittedJob(**fields) for name, fields in stored.items()}
         except FileNotFoundError:
             pass
@@ -158,7 +159,7 @@ class DrmaaLrm(PolledLrm):
         native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Recorded first: after a crash in between, it must not be submitted a second time.
-        entry = SubmittedJob(submission.name, submission.nodes, user=submission.user)
+        entry = SubmittedJob(submission.name, submission.nodes)
         await asyncio.to_thread(self._table.store, entry)
         try:
             job = await self._control.submit_job(script, submission, native)
@@ -191,22 +192,13 @@ class DrmaaLrm(PolledLrm):
             return
         if entry.name != name:
             reject_other_job(job, entry.name, name)
-        await self._control.cancel_job(job, entry.user)
+        await self._control.cancel_job(job)
         entry.cancelled = True
         self.poll_soon()
 
     async def take_snapshot(self) -> LrmSnapshot:
         active = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
-        states: dict[str, str] = {}
-        for user in {entry.user for entry in active.values()}:
-            user_jobs = [job for job, entry in active.items() if entry.user == user]
-            try:
-                states |= await self._control.read_states(user_jobs, user)
-            except SiteRejected:
-                if not user:
-                    raise
-                # An account that is gone or closed must not hide the jobs of others.
-                states |= dict.fromkeys(user_jobs, "undetermined")
+        states = await self._control.read_states(list(active)) if active else {}
         jobs = [self._convert_job(active[job], state) for job, state in states.items()]
         held = sum(
             entry.nodes for entry, job in zip(active.values(), jobs, strict=True) if job.state in _STATES_WITH_NODES
@@ -262,14 +254,14 @@ class DrmaaLrm(PolledLrm):
         state = LrmJobState.ENDED if drmaa_state == NO_SUCH_JOB else STATES.get(drmaa_state, LrmJobState.UNKNOWN)
         ending = self._control.reported_ending(entry.job)
         if state is LrmJobState.UNKNOWN and ending is None:
-            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {drmaa_state}", user=entry.user)
+            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {drmaa_state}")
         if state is not LrmJobState.ENDED and ending is None:
             self._ended_since.pop(entry.job, None)
-            return LrmJob(entry.job, entry.name, state, user=entry.user)
+            return LrmJob(entry.job, entry.name, state)
         since = self._ended_since.setdefault(entry.job, self._clock.monotonic())
         if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT_S:
             self.poll_soon(1.0)
-            return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
+            return LrmJob(entry.job, entry.name, LrmJobState.RUNNING)
         self._ended_since.pop(entry.job, None)
         return _convert_ended_job(entry, drmaa_state, ending)
 
@@ -295,4 +287,4 @@ def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEndin
 
 
 def _ended_job(entry: SubmittedJob, exit_code: int | None, lost: bool, reason: str) -> LrmJob:
-    return LrmJob(entry.job or "", entry.name, LrmJobState.ENDED, (), exit_code, lost, reason, user=entry.user)
+    return LrmJob(entry.job or "", entry.name, LrmJobState.ENDED, (), exit_code, lost, reason)

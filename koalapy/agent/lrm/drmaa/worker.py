@@ -1,4 +1,4 @@
-"""The process that holds one DRMAA session for an agent: ``worker.py PARENT_PID CONTACT``.
+"""The process that holds one DRMAA session for an agent: ``worker.py PARENT_PID``.
 
 A DRMAA library may hang, exit or crash; here it cannot harm the agent. Messages are JSON, one a line: requests on
 standard input, replies and notices of ended jobs on a copy of standard output. The library may write to standard output
@@ -57,9 +57,9 @@ class Worker:
         self._out = out
         self._jobs: set[str] = set()
 
-    def serve(self, contact: str, requests: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+    def serve(self, requests: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
         """Answer requests and report ended jobs until a request is None."""
-        self._session.initialize(contact or None)
+        self._session.initialize()
         try:
             session = self._session
             about = {"system": session.drmsInfo, "implementation": session.drmaaImplementation}
@@ -190,7 +190,7 @@ def read_requests(requests: "queue.SimpleQueue[dict[str, Any] | None]", signal_p
 
 def main() -> int:
     """Serve the agent's requests until it disconnects; return 1 if the library cannot be loaded or opened."""
-    parent, contact = int(sys.argv[1]), sys.argv[2]
+    parent = int(sys.argv[1])
     out = os.dup(1)
     os.dup2(2, 1)
     signal_pipe, wake = os.pipe()
@@ -212,7 +212,7 @@ def main() -> int:
         return 1
     worker = Worker(drmaa, out)
     try:
-        worker.serve(contact, requests)
+        worker.serve(requests)
     except drmaa.errors.DrmaaException as error:
         worker.send({"failed": type(error).__name__, "text": str(error).strip()})
         return 1

@@ -10,13 +10,11 @@ from dataclasses import replace
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
-from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.node_classes import NO_GROUPS, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
     Finding,
-    JobControl,
     LrmJob,
     LrmJobState,
     LrmSnapshot,
@@ -93,9 +91,15 @@ _ACCOUNTING_SINCE = "now-14days"
 
 
 def make_lrm(settings: AgentSettings) -> "SlurmLrm":
-    folders = JobFolders.from_settings(settings)
-    control = drmaa_control(settings.library, folders.run_as) if settings.library else None
-    return SlurmLrm(settings, control, folders=folders)
+    if settings.library is not None:
+        raise SiteRejected(
+            "Slurm is driven by its commands, without a DRMAA library",
+            field="library",
+            value=settings.library,
+            hint="remove the cluster's setting library",
+            fault=SiteFault.SITE,
+        )
+    return SlurmLrm(settings, folders=JobFolders.from_settings(settings))
 
 
 class SlurmLrm(PolledLrm):
@@ -110,7 +114,6 @@ class SlurmLrm(PolledLrm):
     def __init__(
         self,
         settings: SiteSettings,
-        control: JobControl | None = None,
         prefix: str = JOB_PREFIX,
         folders: JobFolders | None = None,
         message_timeout_s: float = MESSAGE_TIMEOUT_S,
@@ -123,7 +126,7 @@ class SlurmLrm(PolledLrm):
         self._settings, self._native_options = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._native_options, partition="leave it out, and set the cluster's partition")
         self._prefix = prefix
-        self._control: JobControl = control or SbatchControl(self._common_options(), self._commands)
+        self._control = SbatchControl(self._common_options(), self._commands)
         self._offer: Offer | None = None
         self._offer_read_at = 0.0
         self._limit, self._limit_until = NO_LIMIT, float("-inf")
@@ -142,11 +145,7 @@ class SlurmLrm(PolledLrm):
         """Running grid jobs of the last answer of squeue."""
 
     async def open(self) -> None:
-        self._control.on_ended(self.poll_soon)
-
-    async def close(self) -> None:
-        await super().close()
-        await self._control.close()
+        return
 
     async def submit_job(self, submission: LrmSubmission) -> str:
         if not (submission.requirement.share and (await self._current_offer()).shares):
@@ -263,7 +262,7 @@ class SlurmLrm(PolledLrm):
             for slurm_job, job in zip(slurm_jobs, jobs, strict=True)
             if job.state is LrmJobState.QUEUED
         )
-        error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
+        error = "; ".join(filter(None, (offer.error, self._control.submit_error())))
         shared = partly_used_nodes(nodes, offer, not_counted) if offer.shares else None
         snapshot = make_snapshot(nodes, jobs, offer, queued_nodes, self._groups, shared)
         notices = snapshot.notices

@@ -14,7 +14,7 @@ import structlog
 from koalapy.agent.accounts import RunAs
 from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import Commands, parse_job_number
-from koalapy.agent.lrm.port import Finding, JobControl, LrmJob, LrmSubmission
+from koalapy.agent.lrm.port import Finding, LrmJob, LrmSubmission
 from koalapy.agent.lrm.slurm.states import CANCELLED_IN_SLURM
 from koalapy.model.errors import SiteError
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -60,7 +60,7 @@ class SlurmCommands(Commands):
 
 
 def time_limit(walltime: float) -> str:
-    """Return seconds as ``H:MM:00``, which sbatch and its DRMAA library both accept.
+    """Return seconds as ``H:MM:00``, which sbatch and DRMAA libraries of Slurm accept.
 
     Slurm counts whole minutes. It is at least one, since 0 means no limit.
     """
@@ -68,7 +68,7 @@ def time_limit(walltime: float) -> str:
     return f"{hours}:{minutes:02}:00"
 
 
-class SbatchControl(JobControl):
+class SbatchControl:
     """Submits jobs by ``sbatch``, and cancels them by ``scancel``."""
 
     def __init__(self, trial_options: Sequence[str], commands: SlurmCommands) -> None:
@@ -76,6 +76,7 @@ class SbatchControl(JobControl):
         self._trial_options, self._commands = tuple(trial_options), commands
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        """Submit a script with these options and return the job's id. Raise ``SiteError``."""
         answer = await self._commands.run_checked(
             "sbatch",
             "--parsable",
@@ -90,11 +91,13 @@ class SbatchControl(JobControl):
         return parse_job_number("sbatch", answer)
 
     async def cancel_job(self, job: str, user: str = "") -> None:
+        """End an account's job. An ended or unknown job is not an error. Raise ``SiteError``."""
         answer = await self._commands.run("scancel", job, user=user)
         if answer.code and not _UNKNOWN_JOB.search(answer.errors):
             raise self._commands.error("scancel", answer)
 
-    async def submit_error(self) -> str:
+    def submit_error(self) -> str:
+        """Return why no job can be submitted now, in one line; empty if no problem is known."""
         finding = self._commands.check_installed("sbatch", "scancel")
         return "" if finding.ok else f"{finding.result}; {finding.hint}"
 

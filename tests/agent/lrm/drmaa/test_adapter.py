@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION_S, DrmaaLrm
+from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -54,7 +54,7 @@ class FakeSession(JobControl):
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
-    async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+    async def read_states(self, jobs: Sequence[str]) -> dict[str, str]:
         return {job: self.states.get(job, NO_SUCH_JOB) for job in jobs}
 
     def on_ended(self, listener: Callable[[], None]) -> None:
@@ -171,16 +171,6 @@ async def test_job_is_found_after_restart(
     ended = await first_with(again, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (None, False)
     await again.close()
-
-
-async def test_ended_job_leaves_the_snapshots_after_its_retention(
-    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, virtual_loop: VirtualTimeLoop
-) -> None:
-    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
-    session.end("done", DrmaaEnding(job, 0))
-    for seconds, count in ((0.0, 1), (ENDED_RETENTION_S - 1, 1), (2.0, 0)):
-        virtual_loop.jump(seconds)
-        assert len((await lrm.take_snapshot()).jobs) == count
 
 
 async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:

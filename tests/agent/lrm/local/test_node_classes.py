@@ -7,7 +7,6 @@ import pytest
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.agent.lrm.port import LrmSnapshot, LrmSubmission
-from koalapy.model.errors import SiteRejected
 from tests.agent.lrm.conftest import Site
 
 pytestmark = pytest.mark.processes
@@ -50,19 +49,3 @@ async def test_job_of_a_class_gets_its_nodes_only(site: Site, lrm: LocalLrm) -> 
     waiting = await lrm.submit_job(sleep_submission(site, "koala-1-slow", 1, "slow"))
     assert site.find(waiting)["state"] == "queued", "the idle node is of another class"
     site.connection.request("cancel", job=fast, name="koala-1-fast")
-
-
-async def test_unknown_or_small_class_is_rejected_as_limit(site: Site, lrm: LocalLrm) -> None:
-    for node_class, nodes in (("gone", 1), ("fast", 3)):
-        with pytest.raises(SiteRejected, match=f"{nodes} nodes of the class {node_class}") as error:
-            await lrm.submit_job(sleep_submission(site, "koala-1-x", nodes, node_class))
-        assert error.value.fault == "limit"
-    with pytest.raises(SiteRejected, match="1 are eligible"):
-        site.connection.request("submit", name="x", argv=["/bin/true"], nodes=2, eligible=[f"{site.cluster.network}.1"])
-
-
-async def test_snapshot_without_classes_has_none(site: Site) -> None:
-    lrm = LocalLrm(site.cluster, "koala-1-")
-    await lrm.open()
-    assert (await lrm.take_snapshot()).node_classes == ()
-    await lrm.close()

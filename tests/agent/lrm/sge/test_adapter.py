@@ -10,10 +10,9 @@ import pytest
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.sge.adapter import ENDED_RETENTION_S, LAYOUT_MAX_AGE_S, SgeLrm
+from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
 from koalapy.agent.lrm.sge.commands import SgeCommands
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.model.reports import NodeClassReport
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
@@ -46,16 +45,6 @@ async def wait_until_ended(lrm: SgeLrm, name: str) -> LrmJob:
     raise AssertionError("the changes came to an end")
 
 
-def all_nodes(idle: int) -> tuple[NodeClassReport, ...]:
-    return (NodeClassReport("", 4, idle, partitions=("all.q",)),)
-
-
-async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
-    snapshot = await lrm.take_snapshot()
-    assert snapshot == LrmSnapshot(4, 4, 0, 0, (), node_classes=all_nodes(idle=4), nodes=snapshot.nodes)
-    assert {node.name: node.state for node in snapshot.nodes} == dict.fromkeys(["h2-1", "h2-2", "h2-3", "h2-4"], "idle")
-
-
 async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.show_recording("busy.xml")
     snapshot = await lrm.take_snapshot()
@@ -70,15 +59,6 @@ async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: Fak
     }
     engine.show_recording("deleting.xml")
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
-
-
-async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.show_recording("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
-    snapshot = await lrm.take_snapshot()
-    assert snapshot == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0), nodes=snapshot.nodes)
-    assert {node.state for node in snapshot.nodes} == {"local"}
-    engine.show_recording("busy.xml", **{">koala-": ">other-"})
-    assert await lrm.take_snapshot() == snapshot
 
 
 async def test_snapshot_runs_one_query(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -162,18 +142,6 @@ async def test_job_submitted_during_a_listing_has_not_ended(
     release()
     assert (await snapshot).jobs == ()
     assert engine.list_calls("qacct") == []
-
-
-async def test_ended_job_leaves_the_snapshots_after_its_retention(
-    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
-) -> None:
-    engine.show_recording("busy.xml")
-    running_job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.add_accounting(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
-    engine.show_recording("idle.xml")
-    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
-    virtual_loop.jump(ENDED_RETENTION_S + 1)
-    assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
 
 
 async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: FakeGridEngine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings
+from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S
 from koalapy.agent.lrm.sge.answers import read_hosts
@@ -33,12 +33,6 @@ def make_qhost(**memory: str) -> str:
 
 def make_submission(folder: Path, nodes: int, node_class: str = "") -> LrmSubmission:
     return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", node_class=node_class)
-
-
-async def test_nodes_of_equal_memory_have_unnamed_class(engine: FakeGridEngine, control: RememberingControl) -> None:
-    engine.set_answer("qhost", make_qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
-    (expected,) = (await engine.make_lrm(control).take_snapshot()).node_classes
-    assert (expected.name, expected.total, expected.idle, expected.memory) == ("", 4, 4, int(31.1 * 2**30))
 
 
 async def test_classes_follow_memory_and_configuration(
@@ -110,14 +104,6 @@ def add_resources(answer: str, host: str, free_gpus: int) -> str:
     """Add resources to a host in an answer of qhost."""
     begin = f" <host name='{host}.site.org'>\n"
     return answer.replace(begin, begin + RESOURCES.format(free=free_gpus))
-
-
-def test_read_hosts_returns_configured_properties() -> None:
-    answer = add_resources(make_qhost(h2_1="31.2G", h2_2="31.2G"), "h2-1", 2)
-    hosts = read_hosts(answer.encode())
-    memory = int(31.2 * 2**30)
-    assert hosts["h2-1"] == KnownNode("h2-1", memory, frozenset({"ib", "scratch_ssd"}), cores=8, gpus=(Gpus(2),))
-    assert hosts["h2-2"] == KnownNode("h2-2", memory, cores=8)
 
 
 async def test_classes_keep_gpus_while_jobs_use_them(

@@ -1,14 +1,13 @@
 """The parser of qstat: recorded answers, invalid text, and arbitrary values in valid XML."""
 
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.sge.adapter import make_snapshot
-from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, SgeJob, read_hosts, read_listing
+from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, read_hosts, read_listing
 from koalapy.agent.lrm.sge.commands import Layout
 from koalapy.model.errors import SiteUnavailable
 
@@ -49,11 +48,6 @@ def test_read_listing_of_troubled_queues() -> None:
         ("koala-sus", "s", ("h2-4",)),
         ("koala-err", "Eqw", ()),
     ]
-
-
-def test_snapshot_counts_troubled_nodes() -> None:
-    snapshot = make_snapshot(read_listing(read_answer("troubled.xml")), LAYOUT, {"h2-4"}, ())
-    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +98,6 @@ def test_read_listing_with_invalid_foreign_job_has_grid_jobs(row: bytes, prefix:
     assert "9" in {entry.id for entry in read_listing(prefix + text).jobs}
 
 
-def test_read_listing_keeps_escaped_characters() -> None:
-    text = b"<job_info><queue_info/><job_info>" + FOREIGN % (b"9", b"a&amp;b&lt;c&#38;") + b"</job_info></job_info>"
-    assert [job.name for job in read_listing(text).jobs] == ["a&b<c&"]
-
-
 ODD = [
     b"sim\xfc",
     b"sim\x01",
@@ -143,61 +132,6 @@ def test_read_hosts_beside_invalid_bytes() -> None:
 
 
 letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
-small = st.integers(-1, 5).map(str) | letters
-names = st.sampled_from(["all.q@h2-1", "all.q@h2-2", "long.q@h2-2", "all.q@h2-3", "all.q@h2-4", "all.q@h2-9"]) | letters
-job_lists = st.lists(
-    st.tuples(st.integers(1, 4).map(str) | letters, letters, st.sampled_from(["r", "qw", "dr", "Eqw"]) | letters),
-    max_size=4,
-)
-queues = st.lists(
-    st.tuples(names, small, small, small, st.sampled_from(["", "au", "d"]) | letters, job_lists), max_size=8
-)
-
-
-def make_element(name: str, text: str) -> str:
-    return f"<{name}>{escape(text)}</{name}>"
-
-
-def make_rows(jobs: list[tuple[str, str, str]]) -> str:
-    return "".join(
-        f"<job_list>{make_element('JB_job_number', id)}{make_element('JB_name', name)}"
-        f"{make_element('state', state)}</job_list>"
-        for id, name, state in jobs
-    )
-
-
-@given(queues, job_lists)
-def test_read_listing_of_any_rows_counts_each_node_once(
-    queue_rows: list[tuple[str, ...]], waiting: list[tuple[str, ...]]
-) -> None:
-    text = "".join(
-        "<Queue-List>"
-        + make_element("name", name)
-        + make_element("slots_used", used)
-        + make_element("slots_resv", reserved)
-        + make_element("slots_total", total)
-        + make_element("state", states)
-        + make_rows(jobs)  # type: ignore[arg-type]
-        + "</Queue-List>"
-        for name, used, reserved, total, states, jobs in queue_rows
-    )
-    answer = f"<job_info><queue_info>{text}</queue_info><job_info>{make_rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
-    try:
-        listing = read_listing(answer.encode())
-    except SiteUnavailable as error:
-        note = error.message
-        listing = None
-    if listing is None:
-        assert len(note.splitlines()) == 1
-        return
-    held_nodes = {host for job in listing.jobs for host in job.hosts}
-    snapshot = make_snapshot(listing, LAYOUT, held_nodes, ())
-    in_layout = {entry.host for entry in listing.instances if (entry.queue, entry.host) in LAYOUT.instances}
-    assert snapshot.total == len(in_layout)
-    assert snapshot.idle + snapshot.background + snapshot.down + len(in_layout & held_nodes) == snapshot.total
-    assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0
-    assert len({job.id for job in listing.jobs}) == len(listing.jobs)
-    assert all(isinstance(job, SgeJob) and job.id.isdecimal() for job in listing.jobs)
 
 
 HOSTS = st.sampled_from([*NODES, "elsewhere"])

@@ -8,36 +8,6 @@ import pytest
 
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.script import write_script
-from koalapy.agent.lrm.sge.adapter import make_snapshot
-from koalapy.agent.lrm.sge.answers import Listing, QueueInstance
-from koalapy.agent.lrm.sge.commands import Layout
-
-QUEUES = ("long.q", "short.q")
-
-
-@pytest.mark.parametrize(
-    ("long", "short", "expected"),
-    [
-        ((2, 0, ""), (2, 0, ""), "idle"),
-        ((1, 0, ""), (1, 0, ""), "idle"),  # a free slot in each queue
-        ((2, 1, ""), (2, 0, ""), "background"),  # free slots, but not the whole node
-        ((2, 0, "d"), (2, 0, ""), "idle"),
-        ((1, 0, "d"), (1, 0, ""), "down"),  # one free slot, and a node has two
-        ((1, 0, "a"), (1, 0, ""), "background"),
-        ((2, 0, "d"), (2, 0, "u"), "down"),
-    ],
-)
-def test_host_in_two_queues_counts_once(long: tuple[int, int, str], short: tuple[int, int, str], expected: str) -> None:
-    instances = [
-        QueueInstance(queue, "h1", states, used, 0, total)
-        for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
-    ]
-    layout = Layout(2, frozenset((queue, "h1") for queue in QUEUES))
-    snapshot = make_snapshot(Listing(tuple(instances), ()), layout, (), ())
-    assert (snapshot.total, {name for name in ("idle", "background", "down") if getattr(snapshot, name)}) == (
-        1,
-        {expected},
-    )
 
 
 @pytest.mark.processes

@@ -13,7 +13,6 @@ import pytest
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
-from koalapy.agent.lrm.port import JobControl
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -70,17 +69,10 @@ class FakeSlurm:
         self._calls: dict[str, list[str]] = {}
         self._environments: dict[str, dict[str, str]] = {}
 
-    def make_lrm(
-        self,
-        *,
-        options: tuple[str, ...] = (),
-        control: JobControl | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        **settings: object,
-    ) -> SlurmLrm:
+    def make_lrm(self, *, options: tuple[str, ...] = (), clock: Clock = SYSTEM_CLOCK, **settings: object) -> SlurmLrm:
         """Return an adapter of this cluster."""
         site_settings = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
-        return SlurmLrm(site_settings, control, folders=JobFolders.for_own_account(self.run), clock=clock)
+        return SlurmLrm(site_settings, folders=JobFolders.for_own_account(self.run), clock=clock)
 
     def set_answer(
         self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*"

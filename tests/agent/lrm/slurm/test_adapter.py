@@ -4,14 +4,13 @@ import asyncio
 import os
 import pwd
 import shlex
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.slurm.answers import read_columns
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import NodeClassReport
@@ -57,24 +56,10 @@ async def test_snapshot_runs_each_query_once_unless_job_ended(slurm: FakeSlurm) 
     assert sum("--Format" in call for call in slurm.list_calls("squeue")) == 3
 
 
-async def test_default_partition_is_read_once(slurm: FakeSlurm) -> None:
-    lrm = slurm.make_lrm()
-    await lrm.take_snapshot()
-    await lrm.take_snapshot()
-    assert sum("%P" in call for call in slurm.list_calls("sinfo")) == 1
-
-
 async def test_snapshot_queries_own_jobs_only(slurm: FakeSlurm) -> None:
     await slurm.make_lrm().take_snapshot()
     assert {call.split()[0] for call in slurm.list_calls("squeue")} == {f"--user={own_account()}"}
     assert not any("--json" in call for call in slurm.list_calls("squeue"))
-
-
-@pytest.mark.parametrize("status", ["1792", "7:0"])
-async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
-    slurm.set_answer("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await slurm.make_lrm().take_snapshot()).jobs
-    assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
 
 
 @pytest.mark.parametrize("status", ["9", "0:9"])
@@ -125,27 +110,11 @@ async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: st
     assert (results.ok, "json-c" in results.hint) == (False, True)
 
 
-async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
-    lrm = slurm.make_lrm()
-    first = await lrm.take_snapshot()
-    slurm.set_answer("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
-    with pytest.raises(SiteUnavailable):
-        await lrm.take_snapshot()
-    slurm.set_answer("squeue", recorded_queue(), when=COLUMNS)
-    assert await lrm.take_snapshot() == first
-
-
 def own_account() -> str:
     try:
         return pwd.getpwuid(1500).pw_name
     except KeyError:
         return "1500"
-
-
-@pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
-def test_snapshot_reads_requested_nodes_in_any_form(wants: str, nodes: int) -> None:
-    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})[0]
-    assert job.requested_nodes == nodes
 
 
 async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> None:
@@ -162,12 +131,6 @@ async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> 
 
 
 OURS = column_line("koala-x-1.1.0", "166", "n1")
-
-
-@pytest.mark.parametrize("answer", ["koala-a", "slurm_load_jobs error: none\n", "\udcff" * 400 + "\n", OURS[:-1]])
-def test_answer_without_line_of_squeue_is_unavailable(answer: str) -> None:
-    with pytest.raises(SiteUnavailable, match="the answer of squeue cannot be read"):
-        read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
 
 
 @pytest.mark.parametrize(
@@ -216,13 +179,6 @@ def test_name_of_foreign_job_is_no_grid_job(says: str, newlines: int, user: str)
     assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500})[0] == grid_jobs
 
 
-def test_jobs_with_other_names_are_no_grid_jobs() -> None:
-    theirs = column_line("x\nkoala-x-1.1.0", "9166", "n[9", state="") + column_line("", "9167")
-    assert (
-        read_columns((theirs + OURS).encode(), "koala-", {1500})[0] == read_columns(OURS.encode(), "koala-", {1500})[0]
-    )
-
-
 @pytest.mark.parametrize(
     ("command", "answer", "text"),
     [
@@ -235,14 +191,6 @@ async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, ans
     slurm.set_answer(command, answer, when="*--json*")
     with pytest.raises(SiteUnavailable, match=text):
         await slurm.make_lrm().take_snapshot()
-
-
-async def test_controller_that_is_down_is_unavailable(slurm: FakeSlurm) -> None:
-    text = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    slurm.set_answer("squeue", "", errors=text + "\n", code=1, when=COLUMNS)
-    with pytest.raises(SiteUnavailable) as caught:
-        await slurm.make_lrm().take_snapshot()
-    assert caught.value.message == f"squeue: {text}"
 
 
 async def test_submit_passes_options_to_sbatch(
@@ -326,46 +274,6 @@ async def test_submit_rounds_walltime_to_minutes(
     assert [word for word in slurm.list_calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
 
 
-async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
-    with pytest.raises(SiteRejected, match="5 nodes requested, but partition main has 4"):
-        await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=5))
-    assert slurm.list_calls("sbatch") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("Batch job submission failed: Invalid account or account/partition combination specified", "partition"),
-        ("Batch job submission failed: Invalid partition name specified", "partition to one of"),
-        ("Batch job submission failed: Requested node configuration is not available", "fewer nodes"),
-        ("Batch job submission failed: Invalid qos specification", "--qos"),
-        ("unrecognized option '--nosuch'", "native_specification"),
-    ],
-)
-async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path: Path, text: str, hint: str) -> None:
-    slurm.set_answer("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {text}\n", code=1)
-    with pytest.raises(SiteRejected) as caught:
-        await slurm.make_lrm().submit_job(make_submission(tmp_path))
-    assert caught.value.message == f"sbatch: look here; {text}"
-    assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Unable to contact slurm controller (connect failure)",
-        "Socket timed out on send/recv operation",
-        "Connection refused",
-        "Slurm temporarily unable to accept job, sleeping and retrying",
-    ],
-)
-async def test_temporary_error_of_sbatch_is_unavailable(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
-    slurm.set_answer("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {text}\n", code=1)
-    with pytest.raises(SiteUnavailable, match=text.split("(")[0]):
-        await slurm.make_lrm().submit_job(make_submission(tmp_path))
-    assert "--name=koala-x-9.1.0" in slurm.list_calls("squeue")[-1]
-
-
 async def test_unanswered_submission_is_found_by_name(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.kill_command("sbatch")
     slurm.set_answer("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
@@ -405,13 +313,6 @@ async def test_cancel_of_other_name_is_rejected(slurm: FakeSlurm) -> None:
     slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
     with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of uid 1500, not koala-b"):
         await slurm.make_lrm().cancel_job("167", "koala-b")
-    assert slurm.list_calls("scancel") == []
-
-
-async def test_cancel_of_other_user_is_rejected(slurm: FakeSlurm) -> None:
-    slurm.set_answer("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
-    with pytest.raises(SiteRejected, match="of uid 1501"):
-        await slurm.make_lrm().cancel_job("168", "koala-y-3.1.0")
     assert slurm.list_calls("scancel") == []
 
 
@@ -461,68 +362,12 @@ async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Pa
             await following
 
 
-class Recorded(JobControl):
-    """A control that records its calls."""
-
-    def __init__(self) -> None:
-        self.told: list[object] = []
-        self.error_told = ""
-
-    async def close(self) -> None:
-        self.told.append("close")
-
-    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        self.told.append((script, submission.name, list(native)))
-        return "171"
-
-    async def cancel_job(self, job: str, user: str = "") -> None:
-        self.told.append(job)
-
-    async def submit_error(self) -> str:
-        return self.error_told
-
-    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
-        return [Finding("library", True, "there")]
-
-
-async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
-    control = Recorded()
-    lrm = slurm.make_lrm(partition="main", control=control)
-    await lrm.open()
-    assert await lrm.submit_job(make_submission(tmp_path, walltime=60.0)) == "171"
-    await lrm.cancel_job("167", "koala-x-2.1.0")
-    results = await lrm.check_setup()
-    await lrm.close()
-    options = [
-        "--nodes=2",
-        "--comment=koala-x-9.1.0",
-        "--time=0:01:00",
-        "--ntasks-per-node=1",
-        "--exclusive",
-        "--no-requeue",
-        "--mem=0",
-    ]
-    submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
-    assert control.told == [submitted, "167", "close"]
-    assert results[-1] == Finding("library", True, "there")
-    assert slurm.list_calls("sbatch") == slurm.list_calls("scancel") == []
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
 async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, text: str, seconds: float) -> None:
     slurm.set_answer("scontrol", f"MaxJobCount = 1\n{text}")
     assert await slurm.make_lrm().settling_time() == seconds
     slurm.kill_command("scontrol")
     assert await slurm.make_lrm().settling_time() == 10.0
-
-
-async def test_snapshot_contains_submit_error(slurm: FakeSlurm) -> None:
-    control = Recorded()
-    lrm = slurm.make_lrm(partition="main", control=control)
-    assert (await lrm.take_snapshot()).submit_error == ""
-    control.error_told = "there is no library"
-    assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.slurm.offer import may_match
-from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm
-from .test_adapter import make_submission
 from .test_offer import node_counts, take_snapshot
 
 FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
@@ -86,14 +84,6 @@ async def test_snapshot_counts_nodes_that_match_only(
 ) -> None:
     show_nodes(slurm, form)
     assert node_counts(await take_snapshot(slurm, "main", *options)) == (idle, idle, 0, 0)
-
-
-async def test_submit_of_too_many_matching_nodes_is_rejected(slurm: FakeSlurm, tmp_path: Any) -> None:
-    show_nodes(slurm, "22.05")
-    with pytest.raises(SiteRejected, match="3 nodes requested, but partition main with ib has 2"):
-        await slurm.make_lrm(partition="main", options=("--constraint=ib",)).submit_job(
-            make_submission(tmp_path, nodes=3)
-        )
 
 
 async def test_invalid_exclude_is_a_submit_error(slurm: FakeSlurm) -> None:

@@ -304,16 +304,6 @@ async def test_slurm_that_gives_whole_nodes_only_offers_no_parts(
     assert "--exclusive --no-requeue --mem=0" in slurm.list_calls("sbatch")[-1]
 
 
-async def test_partly_used_nodes_of_exclusive_partitions_are_not_offered(slurm: FakeSlurm) -> None:
-    show_nodes(slurm, "22.05", USED, n1="MIXED", n2="MIXED", n3="MIXED", n4="MIXED")
-    partitions = partition_lines("main") + partition_lines("gpu", share="EXCLUSIVE")
-    slurm.set_answer("scontrol", partitions, when="show partition *")
-    snapshot = await slurm.make_lrm(**SHARE).take_snapshot()
-    assert snapshot.shares
-    assert all("main" in c.partitions for c in snapshot.node_classes if c.parts)
-    assert not snapshot.notices
-
-
 async def test_parts_beyond_the_limit_of_a_partition_are_not_reported(slurm: FakeSlurm) -> None:
     show_nodes(slurm, "22.05", dict.fromkeys(("n1", "n2"), (2, 0, "")), n1="MIXED", n2="MIXED", n4="DOWN")
     slurm.set_answer("sinfo", "main*|up|1-2\n", when="*%P*")

@@ -152,15 +152,6 @@ async def test_idle_nodes_respect_limits_of_partitions(
     assert (node_counts(snapshot), snapshot.notices) == (expected, (notice,) if notice else ())
 
 
-async def test_submit_beyond_limits_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
-    show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    with pytest.raises(SiteRejected, match="2 nodes requested, but partition short gives a job at most 1") as caught:
-        await slurm.make_lrm(partition="short").submit_job(make_submission(tmp_path, nodes=2))
-    assert caught.value.fault == "limit"
-    assert slurm.list_calls("sbatch") == []
-
-
 async def test_submit_passes_several_partitions(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
     show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
@@ -238,28 +229,20 @@ def test_read_partitions_of_sinfo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "maximum"),
-    [("1-1024", 1024), ("1-1K", 1024), ("1-1.5K", 1536), ("2K", 2048), ("1-1.50M", 1572864), ("1-infinite", None)],
+    ("size", "minimum", "maximum"),
+    [
+        ("4-infinite", 4, None),
+        ("8", 8, 8),
+        ("1K-1.5K", 1024, 1536),
+        ("1-1.50M", 1, 1572864),
+        ("infinite", 1, None),
+        ("", 1, None),
+        ("?", 1, None),
+    ],
 )
-def test_read_partitions_with_short_limit(size: str, maximum: int | None) -> None:
-    assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == maximum
-
-
-@pytest.mark.parametrize(
-    ("size", "minimum"), [("4-infinite", 4), ("1-64", 1), ("8", 8), ("1K-2K", 1024), ("infinite", 1), ("", 1), ("?", 1)]
-)
-def test_partition_has_its_least_nodes(size: str, minimum: int) -> None:
-    assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == minimum
-
-
-async def test_submit_below_partition_minimum_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
-    adapter = slurm.make_lrm(partition="main")
-    with pytest.raises(SiteRejected, match="2 nodes requested, but partition main gives a job at least 3") as caught:
-        await adapter.submit_job(make_submission(tmp_path, nodes=2))
-    assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
-    assert slurm.list_calls("sbatch") == []
-    assert await adapter.submit_job(make_submission(tmp_path, nodes=3)) == "171"
+def test_partition_has_its_least_and_most_nodes(size: str, minimum: int, maximum: int | None) -> None:
+    partition = read_partitions(f"long|up|{size}\n")["long"]
+    assert (partition.min_nodes, partition.max_nodes) == (minimum, maximum)
 
 
 async def test_submit_rejected_for_size_reads_limits_again(slurm: FakeSlurm, tmp_path: Path) -> None:

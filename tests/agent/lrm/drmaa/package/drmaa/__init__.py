@@ -53,9 +53,9 @@ class Session:
     drmaaImplementation = "Fake 1.0"
     version = "1.0"
 
-    def initialize(self, contact):
+    def initialize(self):
         _misbehave("initialize")
-        _record("initialize " + json.dumps({"environment": sorted(os.environ), "contact": contact, "pid": os.getpid()}))
+        _record("initialize " + json.dumps({"environment": sorted(os.environ), "pid": os.getpid()}))
 
     def exit(self):
         _misbehave("leave")
