@@ -262,6 +262,7 @@ finally:
 """A command that prints the modules that it has imported in place of its output."""
 SLOW_MODULES = {
     *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
+    *("asyncio", "drmaa", "fastapi", "matplotlib", "numpy", "sqlalchemy", "structlog", "urllib.request"),
     *("koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
     *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
     *("koalapy.model.job_search", "koalapy.model.job_spec", "koalapy.model.notification"),
@@ -274,6 +275,7 @@ OF_OPTIONS = {"koalapy.model.job_spec"}
 @pytest.mark.parametrize(
     ("command", "needed"),
     [
+        ("clusters", {"koalapy.cli.terminal.screen"}),
         ("queue", set()),
         ("queue --json --state queued", set()),
         ("cancel 1", set()),
