@@ -183,7 +183,6 @@ workload run /nowhere → cannot read /nowhere
 workload run /dev/null → /dev/null is empty
 workload run /dev/null --background 2 → --background
 workload report /nowhere → cannot read /nowhere/report.json
-workload report /nowhere --plots pdf → Invalid value for '--plots': 'pdf'
 nonsense → No such command 'nonsense'
 """
 """Commands with a part of the message, after the exit code if it is not 2."""
