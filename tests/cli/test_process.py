@@ -270,12 +270,14 @@ SLOW_MODULES = {
 """Modules that a command imports only if it needs them. They would double its processor time."""
 OF_OPTIONS = {"koalapy.model.job_spec"}
 """The module that defines the options of a job."""
+OF_WATCHED_TABLES = {"annotated_types", "typing_extensions", *(n for n in SLOW_MODULES if n.startswith("koalapy."))}
+"""What commands with drains and alerts may import, too."""
 
 
 @pytest.mark.parametrize(
     ("command", "needed"),
     [
-        ("clusters", {name for name in SLOW_MODULES if name.startswith("koalapy.")}),
+        ("clusters", OF_WATCHED_TABLES),
         ("queue", set()),
         ("queue --json --state queued", set()),
         ("cancel 1", set()),
