@@ -94,6 +94,8 @@ class RelayUsed(RunnerMessage):
 
     t: Literal["relay_used"]
     pairs: Annotated[list[NamedPair], Field(max_length=MAX_RELAYED_PAIRS)]
+    unreached: Annotated[list[NamedPair] | None, Field(max_length=MAX_RELAYED_PAIRS)] = None
+    """Those that need relays; None, from runners of earlier versions, for all."""
 
 
 class NodeUsage(RunnerMessage):
