@@ -94,7 +94,6 @@ ACCESS: Mapping[str, Access] = {
     "show_job": Role.USER,
     "show_limits": Role.USER,
     "show_link_history": Role.USER,
-    "show_metrics": Role.USER,
     "show_network": Role.USER,
     "show_timeline": "owner",
     "show_usage": Role.USER,

@@ -14,7 +14,7 @@ from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.agents.budgets import NO_CLUSTER
 from koalapy.daemon.agents.hub import Hub
-from koalapy.daemon.auth.pace import AgentAttempts
+from koalapy.daemon.auth.pace import Pace
 from koalapy.model.errors import ProblemCode
 
 log = structlog.get_logger()
@@ -57,9 +57,9 @@ class AgentConnection:
                 return
 
 
-def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = None) -> APIRouter:
+def agents_router(hub: Hub, tokens: Tokens, attempts: Pace | None = None) -> APIRouter:
     """Return the routes on which agents connect with the tokens of their clusters."""
-    attempts = attempts or AgentAttempts()
+    attempts = attempts or Pace()
     router = APIRouter()
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
@@ -110,9 +110,7 @@ TOO_MANY_CONNECTIONS = Rejection(
 )
 
 
-def check_agent_token(
-    connection: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts
-) -> Rejection | None:
+def check_agent_token(connection: HTTPConnection, cluster: str, tokens: Tokens, attempts: Pace) -> Rejection | None:
     """Return None if a request shows the token of a configured cluster, else the reason for its rejection.
 
     The agent of a cluster that was removed from the configuration is rejected even while jobs still run there.
@@ -124,18 +122,17 @@ def check_agent_token(
             "add it to the daemon's configuration",
         )
     expected, address = tokens[cluster], client_address(connection.scope)
-    wait = attempts.block_time(cluster, address)
+    wait = attempts.block_time(address)
     token = connection.headers.get("authorization", "").removeprefix("Bearer ").strip()
     # Random tokens of ``openssl rand -hex 24`` or the daemon are longer and more varied.
     is_guessable = len(expected or "") < MIN_RANDOM_LENGTH or len(set(expected or "")) < MIN_RANDOM_CHARACTERS
     if expected and not (wait and is_guessable) and hmac.compare_digest(token.encode(), expected.encode()):
-        attempts.record_success(cluster, address)
         return None
     if wait:
-        reason = f"too many wrong tokens were sent for cluster {cluster}, the last from {address}"
+        reason = f"too many wrong tokens were sent from {address}, the last for cluster {cluster}"
         hint = "stop the agent that uses an old token; a token made by openssl rand -hex 24 is accepted at once"
         return Rejection(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
-    attempts.count_failure(cluster, address)
+    attempts.count_failure(address)
     reason = f"the token is not that of cluster {cluster}"
     if not expected:
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"

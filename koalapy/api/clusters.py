@@ -15,23 +15,17 @@ from koalapy.api.fields import GivenReason, Input, Output, Positive, Reason, Sec
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import NodeLists, NodeRow, Questions, list_visible_nodes
-from koalapy.daemon.jobs import job_records
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES
-from koalapy.model.job_spec import MAX_DURATION, Priority
 from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation
 from koalapy.scheduler.queries import Queries
-from koalapy.store.records import ClusterRecord, MeanTimes
+from koalapy.store.records import ClusterRecord
 
 MIN_SPAN_S = 0.001
 """Minimum span in seconds. Start and end of a shorter one may be equal, given the resolution of clocks."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
-Since = Annotated[
-    float, Query(ge=MIN_SPAN_S, le=MAX_DURATION, allow_inf_nan=False, description="length of the span, in seconds")
-]
 
 
 OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
@@ -64,33 +58,6 @@ class LossOrder(Input):
     reason: Reason = ""
 
 
-NODES_NOW = {"name", "total", "used", "background", "idle"}
-
-
-class ClusterUsage(view_model("_Usage", ClusterRecord, "", only=NODES_NOW)):  # type: ignore[misc]
-    """The use of a cluster in a span of time, and its nodes now."""
-
-    node_seconds: float
-    """Node-seconds used by this scheduler's components in the span."""
-    utilisation: float | None
-    """The same as a fraction of all nodes; null while the number of nodes is not known."""
-
-
-SPAN = {"start": Timestamp, "end": Timestamp}
-_Metrics = view_model("_Metrics", job_records.Metrics, "", only={*SPAN, "queued", "active"}, elements=SPAN)
-
-
-class Metrics(_Metrics):  # type: ignore[misc, valid-type]
-    """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are current values."""
-
-    clusters: list[ClusterUsage]
-    priorities: dict[Priority, MeanTimes]
-    ended: dict[str, int]
-    """Jobs that ended in the span, by state."""
-    restarts: int
-    """Attempts of these jobs that were repeated after failures of the infrastructure."""
-
-
 ClusterView = view_model(
     "ClusterView", ClusterRecord, without={"note"}, elements={"drained": view_model("DrainView", Drain)}
 )
@@ -110,28 +77,6 @@ class PolicyList(Output):
     policies: list[PolicyView]
 
 
-def _metrics_view(metrics: job_records.Metrics) -> dict[str, Any]:
-    """Return the fields of the answer: use by cluster, mean times by priority, and job counts by final state."""
-    usage, span = metrics.usage, metrics.end - metrics.start
-    return {
-        "start": metrics.start,
-        "end": metrics.end,
-        "clusters": [
-            {name: getattr(cluster, name) for name in NODES_NOW}
-            | {
-                "node_seconds": round(seconds := usage.node_seconds.get(cluster.name, 0.0), 3),
-                "utilisation": round(seconds / (cluster.total * span), 6) if cluster.total else None,
-            }
-            for cluster in metrics.clusters
-        ],
-        "priorities": usage.mean_times,
-        "ended": {state: usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
-        "restarts": usage.restarts,
-        "queued": metrics.queued,
-        "active": metrics.active,
-    }
-
-
 def clusters_router(service: Jobs) -> APIRouter:
     """Return the routes that show clusters, their use and the policies, and those by which operators change them."""
     router = api_router("clusters")
@@ -147,12 +92,6 @@ def clusters_router(service: Jobs) -> APIRouter:
         return record_for(caller, service.get_cluster(name))
 
     _add_orders(router, service)
-
-    @router.get("/metrics", response_model=Metrics)
-    async def show_metrics(since: Since = 3600.0) -> Any:
-        """Show the use of the clusters and the waiting times of jobs over the last ``since`` seconds. Spans of more
-        than two days begin at the start of a day (UTC)."""
-        return _metrics_view(await service.measure_use(since))
 
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> Any:

@@ -17,7 +17,7 @@ from koalapy.api.derived import view_model
 from koalapy.api.fields import MAX_PAGE_SIZE, Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
-from koalapy.daemon.auth.pace import AgentAttempts
+from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
@@ -198,13 +198,13 @@ def agent_files_router(
     result_inputs: ResultInputs,
     tokens: Tokens,
     is_sent_to: Callable[[str, str], bool],
-    attempts: AgentAttempts | None = None,
+    attempts: Pace | None = None,
 ) -> APIRouter:
     """Return the routes by which agents download files and upload results, with the tokens of their clusters.
 
     ``is_sent_to``: returns whether a cluster (first argument) may download a bundle (second argument).
     """
-    attempts = attempts or AgentAttempts()
+    attempts = attempts or Pace()
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 
     def reject(request: Request, cluster: str) -> Response | None:

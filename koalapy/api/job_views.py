@@ -19,7 +19,6 @@ from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.store.records import MeanTimes
 from koalapy.validation.permissions import may_see_all_of
 
 V = TypeVar("V", bound=Output)
@@ -130,8 +129,14 @@ class AttemptComponentView(_AttemptComponent):  # type: ignore[misc, valid-type]
 TimelineView = view_model("TimelineView", TimelineEntry, without={"job"})
 
 
-_Spans = view_model("_Spans", MeanTimes, "", without={"jobs"})
-"""Times of a job in seconds, as defined in section 12 of the scheduling semantics."""
+class _Spans(Output):
+    """Times of a job in seconds, as defined in section 12 of the scheduling semantics; null until they are known."""
+
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    response_time: float | None
+    start_delay: float | None
 
 
 class _Head(Output):

@@ -37,7 +37,6 @@ KOALA = Group(
         "clusters": "koalapy.cli.clusters.grid:clusters_group",
         "top": "koalapy.cli.clusters.grid:show_top",
         "alerts": "koalapy.cli.clusters.grid:alerts_group",
-        "metrics": "koalapy.cli.clusters.grid:show_metrics",
         "history": "koalapy.cli.jobs.history:show_history",
         "usage": "koalapy.cli.jobs.history:show_usage",
         "network": "koalapy.cli.clusters.network:network_group",

@@ -23,7 +23,7 @@ from koalapy.api.terminals import terminals_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.settings import Settings, TlsSection, parse_proxies
 from koalapy.daemon.auth.login import LoginCodes
-from koalapy.daemon.auth.pace import AgentAttempts, Pace
+from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.core import Core
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.services import Services
@@ -107,7 +107,7 @@ def load_certificate(settings: Settings, data_dir: Path) -> Certificate | None:
 
 def build_application(core: Core, services: Services, host: str, max_requests: int) -> FastAPI:
     """Return the application with the REST API, the connections of agents, metrics, and the dashboard."""
-    settings, engine, attempts, tokens = core.settings, core.engine, AgentAttempts(), services.agent_tokens
+    settings, engine, attempts, tokens = core.settings, core.engine, Pace(), services.agent_tokens
     bundles, results, identities = services.bundles, services.results, services.identities
     hosts, pace, codes = AllowedHosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
     provider_logins = None

@@ -7,7 +7,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
-from koalapy.model.array import ArrayFail, ArrayTasks, format_task
+from koalapy.model.array import ArrayFail, Positions, format_task
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair
 from koalapy.model.construction import fast_constructor
@@ -283,6 +283,45 @@ def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> 
 
 
 @fast_constructor
+@dataclass(frozen=True, slots=True)
+class ArrayTasks:
+    """The record of an array's tasks: the positions of those that wait, and the numbers of all others by state."""
+
+    size: int
+    pending: tuple[Positions, ...]
+    """Positions of the tasks that were never started, in order."""
+    waits_since: float
+    """Time since which the next task waits: the submission, or the start of the previous task."""
+    live: int = 0
+    """Tasks that were started and have not ended; those that are retried included."""
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of tasks that were never started."""
+        return sum(last - first + 1 for first, last in self.pending)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all tasks have ended."""
+        return not self.pending and not self.live
+
+    def is_pending(self, position: int) -> bool:
+        return any(first <= position <= last for first, last in self.pending)
+
+    def __str__(self) -> str:
+        counts = (
+            (self.live, "running"),
+            (self.waiting, "waiting"),
+            (self.succeeded, "succeeded"),
+            (self.failed, "failed"),
+            (self.cancelled, "cancelled"),
+        )
+        return ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job and its state. Times are seconds since the epoch, in simulated time in a simulation."""

@@ -23,7 +23,6 @@ from koalapy.model.node_requirement import (
     combine_requirements,
     has_requirement,
 )
-from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
     MAX_ENTRIES,
     MAX_OPTIONS,
@@ -46,6 +45,7 @@ from koalapy.model.request import (
 )
 from koalapy.model.times import MAX_TIME
 
+MAX_URL_LENGTH = 2000
 MAX_SCRIPT_BYTES = 1024 * 1024
 INTERPRETER = "#!/bin/bash"
 
@@ -72,6 +72,19 @@ class Launcher(StrEnum):
 
     OPENMPI = "openmpi"
     PROCESSES = "processes"
+
+
+class MailType(StrEnum):
+    """An event of a job that its owner can be notified of."""
+
+    BEGIN = "begin"
+    """The job runs, also after a restart."""
+    END = "end"
+    """The job has ended in any state."""
+    FAIL = "fail"
+    """The job has failed."""
+    WAITING = "waiting"
+    """The job has waited for long."""
 
 
 class ClaimingMode(StrEnum):

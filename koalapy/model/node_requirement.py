@@ -4,14 +4,12 @@ Also read lists of host names in Slurm's short form, such as ``n[1-3,07],m1``.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from operator import attrgetter
-from typing import Annotated, NamedTuple, Protocol
-
-from annotated_types import Interval, MaxLen, Predicate
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from koalapy.model.field import Bounds, Length, TextForm
 from koalapy.model.wording import format_bytes, format_list
@@ -105,23 +103,42 @@ def _are_gpus(gpus: Gpus) -> bool:
     return 0 <= gpus.count <= MAX_GPUS and _is_word_or_empty(gpus.type)
 
 
-Word = Annotated[str, Predicate(_is_word_or_empty)]
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A constraint of values in messages. ``koala submit`` imports it faster than those of ``annotated_types``."""
+
+    holds: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        """Return the schema of this constraint. Called by pydantic."""
+        function = {"type": "no-info", "function": self._check}
+        return {"type": "function-after", "function": function, "schema": handler(source)}
+
+    def _check(self, value: Any) -> Any:
+        if not self.holds(value):
+            raise ValueError("it is out of its bounds")
+        return value
+
+
+Word = Annotated[str, Check(_is_word_or_empty)]
 """A word on the command line of a resource manager, checked in every message; empty if none is required."""
-CheckedGpus = Annotated[Gpus, Predicate(_are_gpus)]
+CheckedGpus = Annotated[Gpus, Check(_are_gpus)]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequirement:
     """What each node of a component must have, the clusters and nodes that are excluded, and who is charged."""
 
-    cores: Annotated[int, Interval(ge=1, le=MAX_CORES)] | None = None
-    memory: Annotated[int, Interval(ge=1, le=MAX_MEMORY)] | None = None
+    cores: Annotated[int, Check(lambda cores: 1 <= cores <= MAX_CORES)] | None = None
+    memory: Annotated[int, Check(lambda memory: 1 <= memory <= MAX_MEMORY)] | None = None
     """Bytes."""
     gpus: CheckedGpus | None = None
-    features: Annotated[tuple[Word, ...], MaxLen(2 * MAX_FEATURES)] = ()
+    features: Annotated[tuple[Word, ...], Check(lambda names: len(names) <= 2 * MAX_FEATURES)] = ()
     partition: Word = ""
     """Partition of Slurm, or queue of Grid Engine."""
-    exclude: Annotated[tuple[Annotated[str, Predicate(_is_excluded_name)], ...], MaxLen(2 * MAX_EXCLUDED)] = ()
+    exclude: Annotated[
+        tuple[Annotated[str, Check(_is_excluded_name)], ...], Check(lambda names: len(names) <= 2 * MAX_EXCLUDED)
+    ] = ()
     account: Word = ""
     qos: Word = ""
     """Account and quality of service, which the resource manager checks."""

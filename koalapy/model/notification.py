@@ -2,29 +2,16 @@
 
 import re
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
+from koalapy.model.job_spec import MAX_URL_LENGTH
+
 Channel = Literal["mail", "webhook"]
 CHANNELS: tuple[Channel, ...] = ("mail", "webhook")
-MAX_URL_LENGTH = 2000
 ADDRESS = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){0,8}")
 """A plain mail address, which no mail program can read as several addresses."""
 PORTS = {"http": 80, "https": 443}
-
-
-class MailType(StrEnum):
-    """An event of a job that its owner can be notified of."""
-
-    BEGIN = "begin"
-    """The job runs, also after a restart."""
-    END = "end"
-    """The job has ended in any state."""
-    FAIL = "fail"
-    """The job has failed."""
-    WAITING = "waiting"
-    """The job has waited for long."""
 
 
 @dataclass(frozen=True, slots=True)

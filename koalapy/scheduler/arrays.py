@@ -13,7 +13,6 @@ from koalapy.model.array import (
     MAX_PENDING_RANGES,
     MAX_STEPPED_INDICES,
     ArrayFail,
-    ArrayTasks,
     IndexRange,
     Positions,
     TaskIndices,
@@ -24,7 +23,7 @@ from koalapy.model.array import (
     without_positions,
 )
 from koalapy.model.errors import ConflictError, reject
-from koalapy.model.job import Job, JobId, JobState, add_refusal, task_of, task_spec_of
+from koalapy.model.job import ArrayTasks, Job, JobId, JobState, add_refusal, task_of, task_spec_of
 from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.events import JobCancelled

@@ -7,7 +7,7 @@ from typing import Any
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.audit import AuditEntry
 from koalapy.model.cluster import Drain
-from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.job_spec import Priority
 from koalapy.model.notification import Notification
 from koalapy.model.request import ClusterName
@@ -163,28 +163,6 @@ class Saved:
     next_job: JobId
     scans: dict[Priority, int] = field(default_factory=dict)
     """Number of scans so far of each placement queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeanTimes:
-    """Mean times in seconds over jobs that ended by themselves; None without such jobs."""
-
-    jobs: int = 0
-    queue_time: float | None = None
-    wait_time: float | None = None
-    startup_overhead: float | None = None
-    response_time: float | None = None
-    start_delay: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The use of the grid in a time span: node-seconds by cluster, and counts of ended jobs."""
-
-    node_seconds: dict[ClusterName, float]
-    mean_times: dict[Priority, MeanTimes]
-    ended: dict[JobState, int]
-    restarts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.application import application_of
-from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import Drain
 from koalapy.model.dependency import Clause
-from koalapy.model.job import FINAL_STATES, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
+from koalapy.model.job import FINAL_STATES, ArrayTasks, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.protocol.frames import PLAN, Plan
@@ -40,10 +39,10 @@ from koalapy.store import tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, insert_rows, upsert
-from koalapy.store.ended_jobs import add_batch, usage_between
+from koalapy.store.ended_jobs import add_batch
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import MAX_PAGE_BYTES, count_jobs, page_of_ids, within_page_bytes
-from koalapy.store.records import Batch, ClusterRecord, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
+from koalapy.store.records import Batch, ClusterRecord, JobFilter, JobPage, OutboxEntry, Saved, Submitted
 from koalapy.store.service_tables import write_notifications
 from koalapy.store.tables import outbox, plans
 
@@ -337,14 +336,6 @@ class JobStore:
             for row in connection.execute(parts.order_by(components.c.index)).mappings():
                 by_generation[row["generation"]].append(component_from_row(row))
         return [attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
-
-    def usage(self, start: float, end: float) -> Usage:
-        """Return the use of the grid between two times.
-
-        A span of several days from the beginning of a day until now has the same cost for any length.
-        """
-        with self.database.reading() as connection:
-            return usage_between(connection, start, end)
 
 
 def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Component]:

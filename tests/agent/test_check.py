@@ -242,13 +242,6 @@ async def test_check_runner_submits_the_smallest_job(settings: AgentSettings) ->
 
 
 @processes
-async def test_check_runner_looks_at_the_job_after_its_timeout(settings: AgentSettings) -> None:
-    timeouts = replace(SHORT, trial_node_s=0.0)
-    finding = await check_subject(settings, TRIAL_SUBJECT, lrm=NodeLrm(sys.executable), timeouts=timeouts)
-    assert finding.result.endswith(", which runs the runner")
-
-
-@processes
 @pytest.mark.parametrize(
     ("script", "problem", "hint"),
     [
@@ -363,13 +356,6 @@ async def test_check_daemon_without_daemon_fails(settings: AgentSettings) -> Non
     assert finding.result.startswith(f"no daemon answers at {CLOSED_URL} (")
     for url in ("nonsense", "http://[::1", ""):
         assert not (await check_subject(replace(settings, url=url), "daemon")).ok
-
-
-@processes
-async def test_check_cluster_leaves_no_files(settings: AgentSettings, tmp_path: Path) -> None:
-    files = sorted(os.walk(tmp_path))
-    await run_check(settings)
-    assert sorted(os.walk(tmp_path)) == files
 
 
 # Files

@@ -3,9 +3,7 @@
 import asyncio
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -441,32 +439,6 @@ async def test_rejected_job_counts_as_answered_call(
     assert (calls.operation, calls.count, calls.failures) == (operation, 1, failures)
     assert calls.last_error == (error.message if error is not None and failures else "")
     assert (calls.failed_ago is not None) == bool(failures)
-
-
-async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-
-    def get_calls(operation: str) -> dict[str, Any]:
-        matching = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
-        return matching[0] if matching else {"count": 0, "failures": 0}
-
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: (daemon.report().get("versions") or {}).get("lrm") == "memory 1.0")
-        assert get_calls("open")["count"] == get_calls("version")["count"] == 1
-        looks = lrm.polls
-        for sequence in range(3):
-            await daemon.send_messages("north", {"type": "probe", "sequence": sequence + 1, "look": True})
-        await daemon.wait_until(lambda: len(daemon.received("confirmed")) == 3)
-        assert lrm.polls > looks
-        reports = [{**report, "calls": None} for report in daemon.received("report")[1:]]
-        assert all(previous != next_report for previous, next_report in pairwise(reports)), (
-            "changed statistics alone cause no report"
-        )
-        lrm.error = SiteUnavailable("squeue did not answer")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon)[2] != "")
-        assert get_calls("snapshot")["failures"] == 1
-        assert get_calls("snapshot")["last_error"] == "squeue did not answer"
-        assert get_calls("snapshot")["count"] > looks
 
 
 async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:

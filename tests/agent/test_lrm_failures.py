@@ -150,23 +150,6 @@ async def test_job_end_not_announced_is_polled(lrm: MemoryLrm, lrm_jobs: tuple[L
     assert component.error == ""
 
 
-async def test_polls_become_rarer_and_stop_when_idle(lrm: MemoryLrm, lrm_jobs: tuple[LrmJobs, Component]) -> None:
-    manager, component = lrm_jobs
-    assert manager._monitor.seconds_to_next() >= 1000.0
-    component.lrm_job, component.nodes[0].phase = "1", "ended"
-    waits = []
-    for _ in range(20):
-        waits.append(manager._monitor.seconds_to_next())
-        await signals.pass_time(waits[-1])
-    assert waits[0] == pytest.approx(0.1)
-    waits = [round(wait, 6) for wait in waits]
-    assert waits == sorted(waits)
-    assert waits[-1] == pytest.approx(1000.0), "never rarer than the regular poll"
-    component.mark_ended()
-    manager._reporter.publish_status(component)
-    assert manager._monitor.seconds_to_next() >= 1000.0
-
-
 async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Otherwise the daemon would count the components as lost although their runners are connected."""
     async with running_agent(lrm, daemon, tmp_path):

@@ -11,14 +11,13 @@ import pytest
 
 from koalapy.agent.components.relays import AWAY, NO_RELAY
 from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, derive_head_key
-from koalapy.relay.client import ANSWER_TIMEOUT_S
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.relay.fake_relay import HEAD, FakeRelay
-from tests.signals import pass_time, until
+from tests.signals import pass_time
 
 T, ATTEMPT = "7.1.0", "7.1"
 NAME = f"koala-test-{T}"
@@ -238,21 +237,6 @@ async def test_loss_while_the_agent_was_away_is_learned_from_the_head(
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
         await daemon.wait_until(lambda: daemon.status(T)["error"] == head.lost[ATTEMPT]["why"])
         assert daemon.status(T)["relay_lost"]
-
-
-async def test_hanging_head_delays_a_start_only_until_its_time_is_over(
-    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
-) -> None:
-    async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.wait_until(lambda: last_state(daemon) == (True, ""))
-        head.is_answering = False
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
-        assert loop.time() - began <= ANSWER_TIMEOUT_S + 1
-        await until(lambda: last_state(daemon) == (False, AWAY), 60.0)
 
 
 async def test_attempt_that_the_head_rejects_still_starts(daemon: FakeDaemon, head: FakeRelay, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from koalapy.agent.runners import uplink as uplink_module
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
-from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, AgentAttempts
+from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, Pace
 from koalapy.protocol.frames import MAX_FRAME_SIZE
 from koalapy.protocol.messages import Hello
 from koalapy.store.records import StoredBundle
@@ -182,7 +182,7 @@ async def test_agent_with_token_of_cluster_is_accepted(tmp_path: Path) -> None:
 async def test_wrong_agent_tokens_beyond_limit_are_rate_limited(tmp_path: Path) -> None:
     tokens = {"north": "of north, thought of", "south": "5d1c9e0f7a6b4832915f0c7e6d3b2a48"}
     app = FastAPI()
-    app.include_router(agents_router(Hub(), tokens, attempts := AgentAttempts(lambda: 0.0)))
+    app.include_router(agents_router(Hub(), tokens, attempts := Pace(clock=lambda: 0.0)))
     app.include_router(agent_files_router(Bundles(tmp_path), MemoryResults(), None, tokens, lambda *_: True, attempts))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
         routes = ("/connect", "/bundles/abc", "/results/1.1.0")

@@ -26,35 +26,6 @@ async def test_drain_records_operator_and_reason_until_resumed(open_api: Open) -
     assert (twice.json()["field"], bool(twice.json()["hint"])) == ("cluster", True)
 
 
-async def test_metrics_of_idle_grid_are_zero(open_api: Open, body: dict[str, object]) -> None:
-    api = await open_api()
-    await api.post("/api/v1/jobs", json=body)
-    metrics = (await api.get("/api/v1/metrics")).json()
-    assert metrics["start"] < metrics["end"]
-    nothing = {
-        "jobs": 0,
-        "queue_time": None,
-        "wait_time": None,
-        "startup_overhead": None,
-        "response_time": None,
-        "start_delay": None,
-    }
-    assert metrics["priorities"] == {"high": nothing, "low": nothing}
-    assert metrics["ended"] == {"cancelled": 0, "failed": 0, "succeeded": 0}
-    assert (metrics["queued"], metrics["active"], metrics["restarts"]) == (1, 0, 0)
-    assert metrics["clusters"][0] == {
-        "name": "north",
-        "total": 4,
-        "used": 0,
-        "background": 0,
-        "idle": 0,
-        "node_seconds": 0.0,
-        "utilisation": 0.0,
-    }
-    await api.post("/api/v1/jobs/1/cancel")
-    assert (await api.get("/api/v1/metrics?since=60")).json()["ended"]["cancelled"] == 1
-
-
 async def test_health_ignores_drained_clusters(open_api: Open) -> None:
     api = await open_api()
     await api.post("/api/v1/clusters/north/drain", json={"reason": "test"})

@@ -385,5 +385,5 @@ async def test_streams_and_downloads_have_security_headers(open_api: Open, body:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)
     assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 200
-    for path in ("/api/v1/jobs/1/events", "/api/v1/jobs/1/logs", "/api/v1/jobs/1/results", "/api/v1/metrics"):
+    for path in ("/api/v1/jobs/1/events", "/api/v1/jobs/1/logs", "/api/v1/jobs/1/results", "/api/v1/usage"):
         assert_secure_headers(await api.get(path))

@@ -82,7 +82,7 @@ async def test_open_metrics_setting_opens_metrics_only(tmp_path: Path) -> None:
     people = {"of-ada": Identity("ada", Role.USER, "a test")}
     async with serving(tmp_path / "koala.db", [], Rules(), users=people, open_metrics=True) as api:
         assert "koala_jobs" in await scrape_metrics(api)
-        assert (await api.get("/api/v1/metrics")).status_code == 401
+        assert (await api.get("/api/v1/usage")).status_code == 401
         assert (await api.post("/metrics", json={})).status_code == 401
 
 

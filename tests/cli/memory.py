@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
-from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord
 from koalapy.daemon.jobs.output import OutputEnd, OutputText
 from koalapy.daemon.jobs.submissions import RelatedJobs
 from koalapy.model.array import TaskIndices
@@ -20,7 +20,7 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
-from koalapy.store.records import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.store.records import ClusterRecord, JobFilter
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import SubmissionRules, check_job_access
 from koalapy.validation.submission import check_submission
@@ -290,11 +290,6 @@ class MemoryService:
     async def list_attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
         record = await self.get(job)
         return record, [record.job.attempt] if record.job.attempt else []
-
-    async def measure_use(self, since: float) -> Metrics:
-        mean_times = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes(3, 1.5, 62.0, 60.5, 3725.25)}
-        usage = Usage({"north": 7200.0}, mean_times, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
-        return Metrics(3600.0 - since, 3600.0, usage, self.list_clusters(), 5, 1)
 
     async def wait_until_final(self, job: JobId, timeout: float) -> JobRecord:
         record = await self.get(job)

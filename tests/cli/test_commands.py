@@ -21,8 +21,8 @@ from koalapy.client.client import Client
 from koalapy.client.errors import Exit
 from koalapy.client.timeouts import ClientTimeouts
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.array import ArrayTasks, TaskIndices
-from koalapy.model.job import JobState
+from koalapy.model.array import TaskIndices
+from koalapy.model.job import ArrayTasks, JobState
 from tests.cli.conftest import TOKEN, Koala, Server
 
 FLEXIBLE = ("submit", "--flexible", "6")
@@ -464,30 +464,6 @@ def test_clusters_drain_and_resume_change_state(koala: Koala, server: Server) ->
     assert koala("clusters", "drain", "nroth", "--reason", "x").err.startswith(
         "koala: there is no cluster nroth; did you mean north?"
     )
-
-
-METRICS = """\
-The last 1:00:00, until 1970-01-01T01:00:00.000Z; NODES to IDLE are those of now.
-
-CLUSTER  NODES  USED  BACKGROUND  IDLE  NODE-HOURS  UTILISATION
-north    4      0     0           4     2.00        50.0%
-south    4      0     0           4     0.00        0.0%
-
-PRIORITY  JOBS  QUEUE TIME  WAIT TIME  START-UP  RESPONSE TIME  START DELAY
-high      0     -           -          -         -              -
-low       3     1.500 s     62.000 s   60.500 s  3725.250 s     -
-
-BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.
-START DELAY: how much later than first estimated jobs were to start.
-
-Jobs that ended: 2 succeeded, 1 failed, 0 cancelled; 4 restarts. Now: 5 queued, 1 placed or running.
-"""
-
-
-def test_metrics_prints_use_and_wait_times(koala: Koala) -> None:
-    assert koala("metrics").out == METRICS
-    assert json.loads(koala("metrics", "--since", "1800", "--json").out)["clusters"][0]["utilisation"] == 1.0
-    assert koala("metrics", "--since", "0").code == 2
 
 
 def test_error_in_job_file_names_its_field(koala: Koala, tmp_path: Path) -> None:

@@ -264,11 +264,11 @@ SLOW_MODULES = {
     *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
     *("koalapy.cli.clusters.gantt", "koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
     *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
-    *("koalapy.model.job_search", "koalapy.model.job_spec"),
+    *("koalapy.model.job_search", "koalapy.model.job_spec", "koalapy.model.notification"),
 }
 """Modules that a command imports only if it needs them. They would double its processor time."""
-OF_OPTIONS = {"annotated_types", "typing_extensions", "koalapy.model.job_spec"}
-"""Those which define the options of a job."""
+OF_OPTIONS = {"koalapy.model.job_spec"}
+"""The module that defines the options of a job."""
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ priority higher 1 → Invalid value for 'PRIORITY': 'higher'
 clusters --json --watch → --json and --watch cannot be given together
 clusters drain nroth --reason x → 3: there is no cluster nroth; did you mean north?
 clusters lost nroth --yes → 3: there is no cluster nroth
-metrics --since 0 → --since is '0.0'; give at least
 local-run nroth 1 true → 3: there is no cluster nroth
 advisor record --limit 0 → Invalid value for '--limit': 0 is not in the range 1<=x
 network measure nroth → clusters[0] is nroth; known: north, south

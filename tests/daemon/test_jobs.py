@@ -111,35 +111,6 @@ async def test_follow_output_of_removed_job_ends(tmp_path: Path, monkeypatch: py
         assert [piece async for piece in jobs.follow_output(1, follow=True)] == []
 
 
-async def test_metrics_count_nodes_of_components(tmp_path: Path) -> None:
-    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-        await jobs.submit(SPEC, ADA)
-        await job_when(jobs, JobState.CLAIMING, 1)
-        north.say_to_daemon(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
-        job = await job_when(jobs, JobState.STARTING, 1)
-        await daemon.engine.commit(WorkItem())  # wait until the state in memory is written
-        measure = await jobs.measure_use(3600.0)
-        assert job.attempt is not None
-        claimed = job.attempt.components[0].claimed_at
-        assert claimed is not None
-        assert measure.usage.node_seconds == pytest.approx({"north": 2 * (measure.end - claimed)})
-        assert (measure.active, measure.queued, measure.end - measure.start) == (1, 0, pytest.approx(3600.0))
-        north.say_to_daemon(
-            ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0)
-        )
-        over = await job_when(jobs, JobState.SUCCEEDED, 1)
-        await daemon.engine.commit(WorkItem())
-        assert over.attempt is not None
-        assert over.attempt.components[0].state is ComponentState.ENDED
-        ended = over.attempt.components[0].ended_at
-        assert ended is not None
-        usage = (await jobs.measure_use(3600.0)).usage
-        assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
-        assert usage.ended == {JobState.SUCCEEDED: 1}
-        assert usage.mean_times[SPEC.priority].jobs == 1
-        assert usage.mean_times[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
-
-
 async def test_follow_job_reads_long_timeline_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.daemon.jobs.jobs.TIMELINE_PAGE_SIZE", 10)
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):

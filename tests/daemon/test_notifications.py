@@ -21,8 +21,8 @@ from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import BusyError, ConflictError, StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobState
-from koalapy.model.job_spec import JobSpec
-from koalapy.model.notification import CHANNELS, AllowedRecipients, MailType, Notification
+from koalapy.model.job_spec import JobSpec, MailType
+from koalapy.model.notification import CHANNELS, AllowedRecipients, Notification
 from koalapy.model.request import FlexibleRequest
 from koalapy.system.tls import SYSTEM_TRUST
 from tests import signals

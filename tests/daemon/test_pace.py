@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.daemon.auth.pace import BURST_SECONDS, FAILURE_INTERVAL, FAILURES_AT_ONCE, AgentAttempts, Pace
+from koalapy.daemon.auth.pace import BURST_SECONDS, FAILURES_AT_ONCE, Pace
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.throttle import Throttle
 
@@ -95,24 +95,3 @@ def test_pace_memory_is_bounded() -> None:
         throttle.count("busy", 0.0)
     assert len(throttle._full_at) == 3
     assert throttle.wait_time("busy", 0.0)
-
-
-def test_agent_attempts_from_one_address_are_bounded(clock: Clock) -> None:
-    attempts = AgentAttempts(clock)
-    for number in range(int(FAILURES_AT_ONCE)):
-        assert not attempts.block_time(f"cluster-{number}", "192.0.2.7")
-        attempts.count_failure(f"cluster-{number}", "192.0.2.7")
-    assert attempts.block_time("north", "192.0.2.7") == FAILURE_INTERVAL
-    assert not attempts.block_time("north", "192.0.2.8")
-    clock.now += FAILURE_INTERVAL
-    assert not attempts.block_time("north", "192.0.2.7")
-
-
-def test_agent_attempts_at_one_cluster_spare_address_of_agent(clock: Clock) -> None:
-    attempts = AgentAttempts(clock)
-    attempts.record_success("north", "192.0.2.7")
-    for number in range(int(FAILURES_AT_ONCE)):
-        attempts.count_failure("north", f"198.51.100.{number}")
-    assert attempts.block_time("north", "203.0.113.1") == FAILURE_INTERVAL
-    assert not attempts.block_time("north", "192.0.2.7")
-    assert not attempts.block_time("south", "203.0.113.1")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from koalapy.daemon.agents.streams import MAX_RESIZES, MAX_USER_STREAMS, StreamRequest, StreamViolation
-from koalapy.model.array import ArrayTasks, TaskIndices
+from koalapy.model.array import TaskIndices
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -18,7 +18,7 @@ from koalapy.model.errors import (
     SiteUnavailable,
 )
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, ComponentState, Job, JobState
+from koalapy.model.job import ArrayTasks, Attempt, ComponentState, Job, JobState
 from koalapy.protocol import messages as wire
 from koalapy.runner.streams import STREAM_WINDOW
 from tests.daemon.fake_streams import ADA, ADMIN, BOB, GANG, OPERATOR, RUNNING, Grid, output

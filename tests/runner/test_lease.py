@@ -91,26 +91,6 @@ def state_of(pid: bytes) -> str:
 
 
 @pytest.mark.processes
-async def test_runner_stopped_during_lease_grace_counts_it(tmp_path: Path) -> None:
-    """The daemon counts it too: the next attempt may already run."""
-    agent = FakeAgent(tmp_path, lease=1.0)
-    node = await start_program(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 20.0})
-    agent.silence = None
-    await node.expect("warned")
-    assert node.process is not None
-    clock = SilenceClock(0.0)
-    node.process.send_signal(signal.SIGSTOP)
-    began = clock.silence
-    await agent.until(lambda: clock.silence > began + 21.0, "the end of its grace")
-    node.process.send_signal(signal.SIGCONT)
-    began = clock.silence
-    await agent.until(lambda: living_pids(pid_of(node)) == [], "the end of the program")
-    assert clock.silence < began + 15.0, "it would be 20 s with a new grace"
-    await node.expect("exit")
-    await agent.leave()
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
 async def test_walltime_ends_program_despite_grace(tmp_path: Path, command: list[str]) -> None:
     """The daemon counts the walltime, whether or not a warning began before it lost its agent."""

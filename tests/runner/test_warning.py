@@ -25,7 +25,6 @@ while True:
     signal.pause()
 """
 PROGRAM = [sys.executable, "-c", SAVES]
-IN_A_SHELL = ["sh", "-c", f"{sys.executable} -c '{SAVES}' & wait; echo never"]
 
 
 async def start_program(agent: FakeAgent, command: list[str], ready: int = 1, **warning: Any) -> FakeNode:
@@ -96,15 +95,6 @@ async def test_stop_ends_remaining_processes_of_warned_program(agent: FakeAgent)
     assert (await node.expect("exit"))["code"] == 3
 
 
-async def test_second_warning_has_no_effect(agent: FakeAgent) -> None:
-    node = await start_program(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
-    send_stop(node, 0.5)
-    send_stop(node, LONG)
-    assert (await node.expect("exit"))["stopped"] is True
-    assert node.output.count(b"heard") <= 2, "once by the warning, once by the stop"
-    assert len(node.said("warned")) == 1
-
-
 @pytest.mark.parametrize(
     "message", [{"signal": "KOALA", "grace": LONG}, {"grace": LONG}, {"signal": "TERM", "grace": 0}]
 )
@@ -112,13 +102,6 @@ async def test_stop_with_unknown_signal_stops_program(agent: FakeAgent, message:
     node = await start_program(agent, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
     node.send(t="stop", **message)
     assert (await node.expect("exit"))["stopped"] is True
-
-
-async def test_stop_before_program_runs_is_immediate(agent: FakeAgent) -> None:
-    node = await agent.start(TOKEN, 0, "127.0.1.1")
-    send_stop(node, LONG)
-    assert (await node.expect("exit"))["stopped"] is True
-    assert not node.said("warned")
 
 
 async def test_walltime_warning_is_sent_by_runner(agent: FakeAgent) -> None:

@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from koalapy.model.array import ArrayTasks, TaskIndices
+from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import EndCondition, parse_clause
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import ArrayTasks, Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobCancelled, JobSubmitted

@@ -6,15 +6,16 @@ from itertools import pairwise
 from sqlalchemy import func, select
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.job import JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.limits import NodeUse
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import tables
 from koalapy.store.history import HistoryStore
 from koalapy.store.opening import Stores
-from koalapy.store.records import Batch, MeanTimes, StoredResult, Submitted
+from koalapy.store.records import Batch, StoredResult, Submitted
 from tests.store.conftest import OpenAll
-from tests.store.test_advice import SPEC, make_completed_job
+from tests.store.test_advice import SPEC, make_completed_job, write_jobs
 
 OF_JOBS = [table for table in tables.metadata.sorted_tables if "job_id" in table.c and table.name != "measurements"]
 
@@ -108,29 +109,6 @@ def test_remove_of_job_without_run_succeeds(stores: Stores) -> None:
     assert stores.jobs.load().next_job == 5
 
 
-def test_usage_excludes_internal_jobs(stores: Stores) -> None:
-    internal_spec = replace(SPEC, internal=True)
-    for ident, spec in ((1, internal_spec), (2, SPEC)):
-        attempt = make_completed_job(ident, spec).attempt
-        assert attempt is not None
-        ended_components = tuple(replace(c, claimed_at=10.0, ended_at=20.0) for c in attempt.components)
-        job = make_completed_job(
-            ident, spec, attempt=replace(attempt, components=ended_components), placed_at=95.0, started_at=101.0
-        )
-        running_components = tuple(replace(c, index=0, ended_at=None) for c in ended_components[:1])
-        running = replace(
-            job, id=ident + 2, state=JobState.RUNNING, attempt=replace(attempt, components=running_components)
-        )
-        stores.jobs.write(
-            Batch(at=1.0, epoch=stores.jobs.epoch, jobs={ident: replace(job, ended_at=113.5), ident + 2: running})
-        )
-    usage = stores.jobs.usage(0.0, 200.0)
-    assert usage.ended == {JobState.SUCCEEDED: 1}
-    assert sum(waiting.jobs for waiting in usage.mean_times.values()) == 1
-    assert usage.mean_times[SPEC.priority] != MeanTimes()
-    assert usage.node_seconds == {"north": 20.0 + 2 * 190.0, "west": 20.0, "south": 20.0}
-
-
 def test_shrink_returns_unused_pages_in_steps(stores: Stores) -> None:
     spec = JobSpec(FlexibleRequest(1), ("true", "x" * 9000), application="-")
     jobs = {ident: make_completed_job(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
@@ -172,3 +150,30 @@ def test_first_submission_is_of_oldest_stored_job(stores: Stores) -> None:
     assert stores.history.first_submission() == first
     stores.history.remove([1])
     assert stores.history.first_submission() == second
+
+
+def with_attempt(job: Job, *components: Component, **times: float) -> Job:
+    attempt = Attempt(job.generation + 1, components, **({"placed_at": 0.0} | times))  # type: ignore[arg-type]
+    return replace(job, generation=attempt.generation, attempt=attempt)
+
+
+def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
+    """Running attempts are counted by their unfinished jobs, and internal jobs are not counted."""
+
+    def part(index: int, claimed: float | None, ended: float | None) -> Component:
+        return Component(index, "north", 2, ComponentState.ENDED, claimed_at=claimed, ended_at=ended)
+
+    def job(ident: int, state: JobState, *parts: Component, owner: str = "alice", internal: bool = False) -> Job:
+        return with_attempt(Job(ident, replace(SPEC, owner=owner, internal=internal), 0.0, state), *parts)
+
+    ended = job(1, JobState.SUCCEEDED, part(0, 10.0, 20.0), part(1, None, 20.0), part(2, 20.0, None), part(3, 5.0, 9.0))
+    internal_job = job(2, JobState.SUCCEEDED, part(0, 10.0, 20.0), owner="koala", internal=True)
+    restarted_job = job(3, JobState.RUNNING, part(0, 11.0, 21.0), owner="bob")
+    write_jobs(stores, ended, internal_job, restarted_job)
+    next_attempt = with_attempt(restarted_job, part(0, 30.0, 31.0))
+    assert restarted_job.attempt is not None
+    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: next_attempt}, attempts=[(3, restarted_job.attempt)]))
+    uses = sorted(stores.history.node_use(9.5), key=lambda use: use.owner)
+    assert uses == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
+    assert len(stores.history.node_use(8.5)) == 3
+    assert stores.history.node_use(100.0) == []

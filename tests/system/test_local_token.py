@@ -177,14 +177,6 @@ def test_find_token_of_killed_daemon_returns_none(state: Path) -> None:
     assert list(state.iterdir()) == []
 
 
-def test_find_token_of_shared_address_is_of_later_daemon() -> None:
-    earlier = Registration(TOKEN, [HERE])
-    later = Registration("token-of-the-later", [HERE])
-    earlier.close()
-    assert find_token(*HERE).token == "token-of-the-later"
-    later.close()
-
-
 def test_find_token_on_shared_home_depends_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     local = Registration(TOKEN, [HERE])
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "another", "", "", "")))
@@ -194,13 +186,6 @@ def test_find_token_on_shared_home_depends_on_host(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     remote.close()
     local.close()
-
-
-def test_find_token_on_other_machine_returns_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon = Registration(TOKEN, [HERE])
-    monkeypatch.setattr(credentials, "_machine_id", lambda: "another machine with the same home")
-    assert find_token(*HERE).token == ""
-    daemon.close()
 
 
 @pytest.mark.evidence("A3")
@@ -231,15 +216,6 @@ def test_find_token_ignores_invalid_entry(state: Path, entry: str) -> None:
     (state / "127.0.0.1:8642").write_text(entry)
     (state / "127.0.0.1:8642").chmod(0o600)
     assert find_token(*HERE).token == ""
-
-
-def test_register_becomes_private_unless_writable(state: Path) -> None:
-    state.mkdir(parents=True, mode=0o755)
-    Registration(TOKEN, [HERE]).close()
-    assert mode_of(state) == 0o700
-    state.chmod(0o777)
-    with pytest.raises(UsageError, match="may be written by others"):
-        Registration(TOKEN, [HERE])
 
 
 def test_register_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,16 +279,6 @@ def test_register_start_of_second_daemon_keeps_entry_of_first() -> None:
         with register_start(8642):
             pass
         assert is_start_registered(8642)
-
-
-def test_start_of_killed_daemon_is_not_registered(state: Path) -> None:
-    state.mkdir(parents=True, mode=0o700)
-    with register_start(8642):
-        entry = state / ".starting-8642"
-        content = entry.read_bytes()
-    entry.touch(mode=0o600)
-    entry.write_bytes(content)
-    assert not is_start_registered(8642)
 
 
 @pytest.mark.parametrize("content", [b"", b"another-boot 1", b"\xff" * 9])

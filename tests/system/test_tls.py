@@ -79,11 +79,6 @@ def test_invalid_authority_file_is_rejected(tmp_path: Path) -> None:
         assert (refused.value.field, refused.value.value) == ("--ca-file", str(tmp_path / name))
 
 
-def test_explain_tls_error_ignores_other_errors() -> None:
-    assert explain_tls_error(ConnectionRefusedError("no"), "127.0.0.1") is None
-    assert explain_tls_error(ValueError("no"), "127.0.0.1") is None
-
-
 def test_shared_authorities_are_limited(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     pair = authority.issue()

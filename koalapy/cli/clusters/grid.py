@@ -236,18 +236,6 @@ def _confirm_lost(name: str) -> None:
         raise CliError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to confirm")
 
 
-def show_metrics(
-    since: Annotated[float, Option(help="period in seconds until now")] = 3600.0,
-    as_json: AsJson = False,
-    daemon: Daemon = DAEMON,
-) -> None:
-    """Show the use of clusters and the wait times of jobs.
-
-    USED: nodes of this scheduler's jobs. BACKGROUND: nodes of the clusters' local users.
-    """
-    print_answer(daemon.client().get("/api/v1/metrics", since=since), as_json, tables.metrics_page)
-
-
 clusters_group = Group(
     "List clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",

@@ -224,41 +224,6 @@ def clusters_table(clusters: Sequence[Json]) -> str:
     return format_columns(CLUSTERS, clusters)
 
 
-USE: Columns = {
-    "CLUSTER": itemgetter("name"),
-    "NODES": itemgetter("total"),
-    "USED": itemgetter("used"),
-    "BACKGROUND": itemgetter("background"),
-    "IDLE": itemgetter("idle"),
-    "NODE-HOURS": lambda c: f"{c['node_seconds'] / 3600:.2f}",
-    "UTILISATION": lambda c: "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
-}
-
-
-def metrics_page(answer: Json) -> str:
-    """Return a page with the use of the clusters, and the wait times and outcomes of jobs."""
-    span = _seconds_between(answer["start"], answer["end"])
-    names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
-    waited = [
-        [p, means["jobs"], *(_format_seconds(means[name]) for name in names)]
-        for p, means in answer["priorities"].items()
-    ]
-    ended = ", ".join(f"{answer['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
-    return "\n\n".join(
-        [
-            f"The last {format_duration(span)}, until {answer['end']}; NODES to IDLE are those of now.",
-            format_columns(USE, answer["clusters"]),
-            format_table(
-                ["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited
-            ),
-            "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
-            "START DELAY: how much later than first estimated jobs were to start.",
-            f"Jobs that ended: {ended}; {answer['restarts']} restarts. Now: {answer['queued']} queued, "
-            f"{answer['active']} placed or running.",
-        ]
-    )
-
-
 def timeline_table(job: Json) -> str:
     """Return a table of the job's timeline, with times in seconds since the submission."""
     rows = []

@@ -6,7 +6,8 @@ from typing import Any
 
 from koalapy.model.alert import Alert
 from koalapy.model.job import Job, JobState
-from koalapy.model.notification import Channel, MailType
+from koalapy.model.job_spec import MailType
+from koalapy.model.notification import Channel
 from koalapy.model.wording import to_line
 
 Recipients = Iterator[tuple[Channel, str]]

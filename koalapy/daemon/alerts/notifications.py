@@ -24,7 +24,8 @@ from koalapy.daemon.engine.database import query
 from koalapy.model.alert import Alert, Severity
 from koalapy.model.errors import BusyError, ConflictError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobState
-from koalapy.model.notification import Channel, MailType, Notification
+from koalapy.model.job_spec import MailType
+from koalapy.model.notification import Channel, Notification
 from koalapy.model.throttle import Throttle
 from koalapy.store.service_tables import NotificationStore
 from koalapy.system.event_loop import iterate_in_slices

@@ -59,38 +59,6 @@ class Pace:
         self._failures.count(_network_key(address), self._clock())
 
 
-class AgentAttempts:
-    """A rate limiter of wrong agent tokens, by address and by cluster.
-
-    Unguessable tokens are always checked. The limit by cluster does not apply to the address of the cluster's last
-    agent, so that guesses from other addresses do not lock the agent out.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
-        self._admitted: dict[str, str] = {}
-        """By cluster, the network from which the right token was last received."""
-
-    def block_time(self, cluster: str, address: str) -> float:
-        """Return the seconds for which guessable tokens are not checked; 0 if they are."""
-        network, now = _network_key(address), self._clock()
-        of_cluster = (
-            0.0 if self._admitted.get(cluster) == network else self._failures.wait_time(("cluster", cluster), now)
-        )
-        return max(of_cluster, self._failures.wait_time(("address", network), now))
-
-    def count_failure(self, cluster: str, address: str) -> None:
-        """Count a wrong token for the address and the cluster."""
-        now = self._clock()
-        for key in (("address", _network_key(address)), ("cluster", cluster)):
-            self._failures.count(key, now)
-
-    def record_success(self, cluster: str, address: str) -> None:
-        """Record the network from which the right token was received."""
-        self._admitted[cluster] = _network_key(address)
-
-
 def _network_key(address: str) -> str:
     """Return the key by which an address is counted: for IPv6 its /64 network, which one party holds as a whole."""
     try:

@@ -10,15 +10,13 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from typing import IO, Any
+from itertools import islice
+from typing import Any
 
 import structlog
 
@@ -41,6 +39,9 @@ MAX_ERROR_SIZE = 2000
 READY = b"\n"
 PROGRESS = b"#"
 """Begins a line of progress, which no answer in JSON begins with."""
+VALUES_AT_ONCE = 100
+MAX_LINE = 1 << 30
+"""Bytes of an answer."""
 
 
 async def run_in_subprocess(
@@ -52,109 +53,89 @@ async def run_in_subprocess(
 ) -> Json:
     """Return the JSON value of ``function(*functions, iterator over values)``, computed in a child process.
 
-    The values are encoded one by one in a thread, and other threads run between two of them. The child is killed when
-    the caller is cancelled. With ``report`` the function has a parameter of this name, and calls of it with JSON values
-    are repeated here. Raise ``BusyError`` if it takes too long or was killed, ``RuntimeError`` if it fails.
+    The values are encoded in a thread. The child is killed when the caller is cancelled. With ``report`` the function
+    has a parameter of this name, and calls of it with JSON values are repeated here. Raise ``BusyError`` if it takes
+    too long or was killed, ``RuntimeError`` if it fails.
     """
-    loop = asyncio.get_running_loop()
-
-    def repeat_report(line: bytes) -> None:
-        if report is not None:
-            loop.call_soon_threadsafe(report, *json.loads(line))
-
-    with tempfile.TemporaryFile() as errors:
-        parameter = "" if report is None else "report"
-        process, channel = await asyncio.to_thread(_start_child, (function, *functions), timeout_s, errors, parameter)
+    names = [f"{each.__module__}:{each.__qualname__}" for each in (function, *functions)]
+    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", "" if report is None else "report", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+    # A socket, because another process of this account could open the child's pipes through ``/proc/PID/fd``.
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as errors, theirs:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=errors,
+            start_new_session=True,
+        )
+        theirs.close()
         try:
-            return await asyncio.to_thread(_exchange_values, process, channel, values, timeout_s, repeat_report)
+            async with asyncio.timeout(timeout_s):
+                answer = await _exchange_values(reader, writer, values, report)
+                await process.wait()
         except TimeoutError as error:
             hint = "ask for less, as for fewer days, or for a simulation in which less happens"
             raise BusyError(
                 f"the computation was stopped after {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint
             ) from error
-        except _Killed as error:
+        finally:
+            writer.close()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # also the processes that it has started
+                await process.wait()
+        if process.returncode == -signal.SIGKILL:
             # Only the kernel, when memory is short, or an operator kills a child before its answer.
             log.error("a worker process failed", action="subprocess-failed", error="it was killed")
             hint = "ask again when the machine has more free memory"
-            raise BusyError("the worker process was killed", retry_after=RETRY_AFTER_S, hint=hint) from error
-        except _Failed as error:
+            raise BusyError("the worker process was killed", retry_after=RETRY_AFTER_S, hint=hint)
+        if process.returncode != 0:
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - MAX_ERROR_SIZE))
             text = errors.read().decode(errors="replace").strip()
             log.error("a worker process failed", action="subprocess-failed", error=text)
-            last_line = text.splitlines()[-1:]
-            raise RuntimeError(f"{function.__name__} failed in a worker process: {last_line}") from error
-        finally:
-            _kill_child(process)
-
-
-class _Killed(Exception):
-    """The child was ended by SIGKILL before its timeout."""
-
-
-class _Failed(Exception):
-    """The child ended with an error."""
-
-
-def _start_child(
-    functions: Sequence[Function], timeout_s: float, errors: IO[bytes], parameter: str = ""
-) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start the child; return it and our end of the socket that is its standard input and output.
-
-    It is a socket because another process of this account could open the child's pipes through ``/proc/PID/fd``.
-    """
-    ours, theirs = socket.socketpair()
-    names = [f"{function.__module__}:{function.__qualname__}" for function in functions]
-    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", parameter, *names]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-    try:
-        with theirs:
-            process = subprocess.Popen(
-                command, env=environment, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=errors, process_group=0
-            )
-    except BaseException:
-        ours.close()
-        raise
-    return process, ours
-
-
-def _kill_child(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the child and all processes that it has started: a hanging one would keep the socket open."""
-    if process.returncode is None:  # a reaped child's process id may belong to another process
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _exchange_values(
-    process: "subprocess.Popen[bytes]",
-    channel: socket.socket,
-    values: Iterable[Json],
-    timeout_s: float,
-    repeat_report: Callable[[bytes], None],
-) -> Json:
-    """Send the values, wait for the answer and the child's end."""
-    began, end = time.monotonic(), threading.Timer(timeout_s, _kill_child, [process])
-    end.start()
-    answer = bytearray()
-    try:
-        with channel, suppress(ConnectionError):  # the child has ended; its exit code says why
-            if channel.recv(len(READY)) == READY:  # from now on no other process can look into the child
-                for value in values:
-                    channel.sendall(json.dumps(value, separators=(",", ":")).encode() + b"\n")
-                channel.shutdown(socket.SHUT_WR)
-                while piece := channel.recv(1 << 20):
-                    answer += piece
-                    while answer.startswith(PROGRESS) and (end_of_line := answer.find(b"\n")) >= 0:
-                        repeat_report(bytes(answer[1:end_of_line]))
-                        del answer[: end_of_line + 1]
-        process.wait()
-    finally:
-        end.cancel()
-    if process.returncode < 0 and time.monotonic() - began >= timeout_s:
-        raise TimeoutError
-    if process.returncode == -signal.SIGKILL:
-        raise _Killed
-    if process.returncode != 0:
-        raise _Failed
+            raise RuntimeError(f"{function.__name__} failed in a worker process: {text.splitlines()[-1:]}")
     return json.loads(answer)
+
+
+async def _exchange_values(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    values: Iterable[Json],
+    report: Callable[..., None] | None,
+) -> bytes:
+    """Send the values and return the answer in JSON, which is empty if the child fails. Repeat its reports."""
+    if await reader.readline() != READY:  # from now on no other process can look into the child
+        return b""
+    sending = asyncio.create_task(_send_values(writer, iter(values)))
+    try:
+        while (line := await reader.readline()).startswith(PROGRESS):
+            if report is not None:
+                report(*json.loads(line[len(PROGRESS) :]))
+        await sending
+    except ConnectionError:
+        return b""
+    finally:
+        sending.cancel()
+    return line
+
+
+async def _send_values(writer: asyncio.StreamWriter, values: Iterator[Json]) -> None:
+    with suppress(OSError):  # the child has ended; its exit code says why
+        try:
+            while lines := await asyncio.to_thread(_encode_values, values):
+                writer.write(lines)
+                await writer.drain()
+        finally:
+            writer.write_eof()
+
+
+def _encode_values(values: Iterator[Json]) -> bytes:
+    """Return the next values as lines of JSON; empty after the last one."""
+    return b"".join(json.dumps(v, separators=(",", ":")).encode() + b"\n" for v in islice(values, VALUES_AT_ONCE))
 
 
 def _find_function(name: str) -> Function:

@@ -1,13 +1,12 @@
 """Jobs as users see them, the results of actions on them, and the errors of actions that are not possible."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from koalapy.model.array import format_task
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobId, JobState, TimelineEntry
 from koalapy.scheduler.queries import Queries
-from koalapy.store.records import ClusterRecord, Usage
 
 ExpectedStates = Mapping[JobId, JobState]
 """The states of jobs that the user saw when choosing an action."""
@@ -37,18 +36,6 @@ class ActionResult:
     job: JobId
     record: JobRecord | None = None
     error: KoalaError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The use of the grid from ``start`` to ``end``, which is now; clusters and job counts are those of now."""
-
-    start: float
-    end: float
-    usage: Usage
-    clusters: Sequence[ClusterRecord]
-    queued: int
-    active: int
 
 
 def no_job_error(job: JobId) -> NotFoundError:

@@ -13,7 +13,6 @@ from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_records import (
     JobChange,
     JobRecord,
-    Metrics,
     already_ended_error,
     find_waiting_job,
     no_job_error,
@@ -25,7 +24,6 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
-from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
@@ -62,8 +60,6 @@ KEEPALIVE_INTERVAL_S = 15.0
 """Pause after which a client that follows a silent output is shown that the daemon is there."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
-MAX_EXACT_SPAN_S = 2 * DAY
-"""Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
 
 
 class Jobs:
@@ -328,13 +324,6 @@ class Jobs:
         awaits = await self.submissions.find_unmet_dependencies(spec, caller)
         allowed = self.rules.high_priority.is_allowed_to(caller)
         return explain_submission(self._queries, spec, self._engine.clock(), awaits, high_priority_allowed=allowed)
-
-    async def measure_use(self, since: float) -> Metrics:
-        """Return the metrics of the last ``since`` seconds; from the start of a day (UTC) if over two days."""
-        now = self._engine.clock()
-        start = now - since if since <= MAX_EXACT_SPAN_S else (now - since) // DAY * DAY
-        usage = await query(self._store.usage, start, now)
-        return Metrics(start, now, usage, self.list_clusters(), self._engine.stored_queued, self._engine.stored_active)
 
     async def wait_until_final(self, job: JobId, timeout: float) -> JobRecord:
         """Return a job once it is final, at latest after ``timeout`` seconds."""

@@ -146,7 +146,7 @@ def add_capacity(dashboard: Dashboard, services: Services) -> None:
     engine, ends, rules = dashboard.engine, ExpectedEnds(), services.jobs.rules
     views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[CapacityView]]] = {}
 
-    @dashboard.page("/capacity", "capacity.html", operation="show_metrics", title="Capacity", key="r")
+    @dashboard.page("/capacity", "capacity.html", operation="list_clusters", title="Capacity", key="r")
     async def capacity(caller: Caller, priority: Priority = Priority.LOW) -> CapacityView:
         """Return the capacity for jobs of the caller, from the cache if it is recent and nothing changed."""
         key, version, now = (caller.user, priority), engine.changes.version, engine.clock()

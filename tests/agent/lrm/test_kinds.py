@@ -8,7 +8,6 @@ import pytest
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import KINDS, Lrm
 from koalapy.agent.main import make_lrm
-from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected
 
 PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if not name.startswith("_")]
@@ -34,9 +33,3 @@ def test_make_lrm_of_slurm_with_library_is_rejected(tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind="slurm", library="/x/libdrmaa.so")
     with pytest.raises(SiteRejected, match="Slurm is driven by its commands"):
         make_lrm(settings)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_local_kind_is_on_this_host(kind: str) -> None:
-    assert ClusterSection(kind=kind).is_embedded == KINDS[kind].on_this_host
-    assert ClusterSection(kind=kind, embedded=True).is_embedded

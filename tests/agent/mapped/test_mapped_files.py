@@ -100,15 +100,3 @@ async def test_stage_without_valid_user_is_rejected(
         await daemon.request_stage(token, local_user=user)
         assert (await daemon.wait_for_stage(token, "failed"))["fault"] == "source"
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
-
-
-async def test_late_stage_is_ready_when_program_starts(
-    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
-) -> None:
-    """Nodes are claimed while files are transferred."""
-    await daemon.submit_component(T, local_user="alice", stage=S)
-    await daemon.wait_for_state(T, "claimed")
-    await stage_files(daemon, daemon_files, **{"in.txt": "input"})
-    await daemon.open_barrier(["cat", "in.txt"], T)
-    await daemon.wait_for_state(T, "ended")
-    assert daemon.output[T] == b"input"

@@ -140,13 +140,6 @@ def test_removed_file_spares_other_results(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-def test_patterns_with_many_stars_are_simplified() -> None:
-    patterns = Patterns(["**/" * 500 + "a"])
-    assert [len(parts) for parts in patterns._patterns] == [2]
-    assert patterns.matches(["x", "y", "a"])
-    assert not patterns.matches(["x", "y", "b"])
-
-
 class Collecting:
     """A collector with one ended component, for a daemon that may be unreachable."""
 

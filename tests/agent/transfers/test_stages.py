@@ -4,10 +4,8 @@ import asyncio
 import hashlib
 import io
 import os
-import shutil
 import tarfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +13,7 @@ import pytest
 
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers import stage
-from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.pull import MAX_BUNDLES
 from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
-from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
@@ -312,26 +307,6 @@ async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
     await north.wait_until(lambda: sorted(os.listdir(repeated.parent)) == sorted([repeated.name, f".{repeated.name}"]))
 
 
-@pytest.mark.parametrize("unwanted", ["first", "last"])
-async def test_restarted_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
-    folder = north.start_stage()
-    await north.wait_for_state("done")
-    await north.stop()
-    journal_folder = folder.with_name(f".{folder.name}")
-    second_folder = folder.with_name(f"{folder.name}-2")
-    shutil.copytree(folder, second_folder)
-    shutil.copytree(journal_folder, journal_folder.with_name(f".{second_folder.name}"))
-    removed, kept_folder = (folder, second_folder) if unwanted == "first" else (second_folder, folder)
-    JournalFolder(removed.with_name(f".{removed.name}")).write_entry(unwanted=True)
-    north.stages_in_use.add(T)
-    north.start()
-    north.stages.load_stages()
-    assert [(s.token, s.state) for s in north.stages.current_statuses(INSTANCE)] == [(T, "done")]
-    assert north.stages.folder_path(INSTANCE, T) == kept_folder
-    await north.wait_until(lambda: not removed.exists())
-    assert kept_folder.exists()
-
-
 async def test_folder_is_removed_after_unpacking_has_ended(
     north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,29 +349,6 @@ async def test_replica_without_name_or_checksum_fails_stage(north: FileSite, wro
     file = north.make_input(north.make_replica("data"))
     north.start_stage(replace(file, source="south", **wrong))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
-
-
-async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
-    proceed, entered = threading.Event(), threading.Semaphore(0)
-
-    def hanging(*_: object) -> None:
-        entered.release()
-        proceed.wait(30)
-        raise SiteRejected("no")
-
-    monkeypatch.setattr(DaemonFiles, "fetch_archive", hanging)
-    try:
-        for number in range(MAX_BUNDLES + 4):
-            north.start_stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
-        for _ in range(4):
-            assert await asyncio.to_thread(entered.acquire, timeout=30)
-        north.start_stage(north.make_input(north.make_replica("data")))
-        await north.wait_for_state("done")
-        assert not proceed.is_set()
-    finally:
-        proceed.set()
-    await north.wait_for_state("failed", f"8.1.{MAX_BUNDLES + 3}")
 
 
 @pytest.mark.processes

@@ -2,10 +2,8 @@
 
 import asyncio
 import fcntl
-import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
@@ -15,7 +13,7 @@ import pytest
 
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
-from koalapy.agent.lrm.local.processes import LOCK_FILE, SOCKET_NAME
+from koalapy.agent.lrm.local.processes import LOCK_FILE
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import TIMEOUT_S, Site, connect, is_alive, pid_of_locald
@@ -65,13 +63,6 @@ async def test_adapter_replaces_killed_locald_which_forgets_its_jobs(site: Site,
     assert await lrm.find_job("koala-1-a") is None
     assert pid_of_locald(site.cluster) != first
     assert int(await lrm.submit_job(sleep_submission(site, "koala-1-c"))) > int(job)
-
-
-@processes
-async def test_concurrent_requests_share_a_connection(site: Site, lrm: LocalLrm) -> None:
-    jobs = await asyncio.gather(*(lrm.submit_job(sleep_submission(site, f"koala-1-{k}")) for k in range(50)))
-    assert await asyncio.gather(*(lrm.find_job(f"koala-1-{k}") for k in range(50))) == jobs
-    assert len((await lrm.take_snapshot()).jobs) == 50
 
 
 @processes
@@ -197,22 +188,3 @@ async def test_local_run_that_is_ended_ends_its_job(site: Site, signum: signal.S
     assert process.returncode == (-signum if signum == signal.SIGKILL else 130)
     await until(lambda: not is_alive(pid))
     await until(lambda: site.list()["idle"] == 4)
-
-
-@processes
-async def test_local_run_interrupted_before_the_reply_ends_at_once(tmp_path: Path) -> None:
-    """Check that the job ends with the connection."""
-    cluster = LocalCluster(tmp_path, "north", 4)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / SOCKET_NAME))
-        listener.listen()
-        process = await start_local_run(cluster, 1, "sleep 60")
-        connection, _ = await asyncio.to_thread(listener.accept)
-        with connection, connection.makefile("rb") as requests:
-            assert json.loads(await asyncio.to_thread(requests.readline))["op"] == "hello"
-            connection.sendall(b"{}\n")
-            assert json.loads(await asyncio.to_thread(requests.readline))["attached"] is True
-            process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(requests.readline) == b""
-    assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 130
-    assert not list((tmp_path / "local-run").iterdir())

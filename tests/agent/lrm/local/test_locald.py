@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import LocalConnection
 from koalapy.agent.lrm.local.processes import HELD_BY_ANOTHER, SOCKET_NAME
 from koalapy.model.errors import SiteRejected
 from tests.agent.lrm.conftest import (
@@ -257,18 +257,6 @@ def test_socket_is_private_to_its_account(site: Site) -> None:
     assert (site.cluster.directory / SOCKET_NAME).stat().st_mode & 0o077 == 0
 
 
-def test_list_leaves_out_jobs_that_ended_earlier(site: Site) -> None:
-    for k in range(3):
-        site.wait(site.submit("true", name=f"koala-{k}"))
-    site.wait(site.submit("true", name="other"))
-    listing = site.list()
-    assert len(listing["jobs"]) == 4
-    site.wait(site.submit("true", name="koala-3"))
-    request = site.connection.request
-    assert [job["name"] for job in request("list", ended_since=listing["seq"])["jobs"]] == ["koala-3"]
-    assert len(request("list", ended_prefix="koala-")["jobs"]) == 4
-
-
 def test_watcher_is_notified_of_changes(site: Site) -> None:
     with LocalConnection(site.cluster.directory) as watcher:
         seq = watcher.request("watch")["seq"]
@@ -324,13 +312,6 @@ def test_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> None:
     assert preloaded.output().read_text() == line * 2
 
 
-def test_preloaded_program_may_raise_or_exit(preloaded: Site) -> None:
-    assert run_preloaded(preloaded, "exit")["exit_code"] == 4
-    assert run_preloaded(preloaded, "raise")["exit_code"] == 1
-    assert "ValueError: as asked" in preloaded.output().read_text()
-    assert preloaded.list()["idle"] == 4
-
-
 def test_fork_of_preloaded_program_ends_with_it(preloaded: Site) -> None:
     assert run_preloaded(preloaded, "fork")["exit_code"] == 1
     (pid,) = numbers_in(preloaded.output())
@@ -365,17 +346,3 @@ def test_second_locald_of_directory_exits(site: Site) -> None:
     locald = pid_of_locald(site.cluster)
     assert subprocess.run(site.cluster.start_command, check=False).returncode == HELD_BY_ANOTHER
     assert pid_of_locald(site.cluster) == locald
-
-
-def test_moved_directory_leaves_locald_reachable(site: Site, make_cluster: Callable[..., LocalCluster]) -> None:
-    job = site.submit("echo $$; exec sleep 60")
-    wait_for_pids(site, 1)
-    moved = site.cluster.directory.with_name("moved")
-    site.cluster.directory.rename(moved)
-    cluster = make_cluster(directory=moved)
-    with connect(cluster) as connection:
-        assert connection.request("find", job=job)["state"] == "running"
-        connection.request("cancel", job=job, name="job")
-        assert connection.request("wait", job=job)["reason"] == "cancelled"
-        later = connection.request("submit", name="x", nodes=1, argv=["true"], cwd=str(moved), output=str(moved / "x"))
-        assert connection.request("wait", job=later["job"])["exit_code"] == 0
