@@ -262,7 +262,7 @@ finally:
 """A command that prints the modules that it has imported in place of its output."""
 SLOW_MODULES = {
     *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
-    *("koalapy.cli.clusters.gantt", "koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
+    *("koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
     *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
     *("koalapy.model.job_search", "koalapy.model.job_spec", "koalapy.model.notification"),
 }

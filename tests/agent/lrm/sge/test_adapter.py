@@ -193,7 +193,8 @@ async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGrid
         for _ in range(3):
             snapshot = await lrm.take_snapshot()
             assert snapshot.idle == 4
-            assert get_job(snapshot, "koala-m").state is LrmJobState.RUNNING
+            job = get_job(snapshot, "koala-m")
+            assert (job.state, job.gone) == (LrmJobState.RUNNING, True)
     release()
     assert (await wait_until_ended(lrm, "koala-m")).exit_code == 7
 
