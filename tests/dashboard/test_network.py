@@ -1,14 +1,39 @@
 """The page Network, pictures and formats."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from koalapy.dashboard.pages.network import STEPS, choose_shade
+from koalapy.dashboard.pages.network import STEPS, choose_shade, coallocated_jobs, map_link
 from koalapy.dashboard.pictures import BAR_WIDTH, MAX_SQUARES, NodeCounts, Point, bar, node_grid, series
 from koalapy.dashboard.rendering import format_rate, format_seconds
+from koalapy.model.cluster import Link
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
+from koalapy.model.request import FlexibleRequest
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import EmbeddedGrid
+
+
+def test_map_has_jobs_on_several_clusters_and_the_worse_direction_of_links() -> None:
+    def job(ident: int, *clusters: str) -> Job:
+        components = tuple(Component(i, name, i + 1, ComponentState.RUNNING) for i, name in enumerate(clusters))
+        attempt = Attempt(1, components, 0.0)
+        return Job(ident, JobSpec(FlexibleRequest(1)), 0.0, state=JobState.RUNNING, attempt=attempt)
+
+    jobs = [job(1, "north"), job(2, "north", "south"), job(3, "north", "south", "west")]
+    queries: Any = SimpleNamespace(active_jobs=lambda: iter(jobs))
+    assert [(one.id, one.nodes) for one in coallocated_jobs(queries)] == [
+        (3, {"west": 3, "south": 2, "north": 1}),
+        (2, {"south": 2, "north": 1}),
+    ]
+    back = SimpleNamespace(link_back=Link(bandwidth=1.0, latency=0.3))
+    record: Any = SimpleNamespace(
+        pair=("a", "b"), state="measured", link=Link(bandwidth=2.0, latency=0.1), measurements=back, is_relayed=False
+    )
+    assert (map_link(record).bandwidth, map_link(record).latency) == (1.0, 0.3)
 
 
 def test_link_page_measures_link_and_shows_result(visit: Visit, grid: EmbeddedGrid) -> None:
