@@ -156,6 +156,11 @@ class ComponentStatus:
     """None before the end, if no node reported it, and from agents of versions without this field."""
     relayed: Annotated[tuple[NamedPair, ...], MaxEntries(MAX_RELAYED_PAIRS)] = ()
     """Pairs of clusters, each sorted by name, between which the program's messages go through relays."""
+    unreached: Annotated[tuple[NamedPair, ...], MaxEntries(MAX_RELAYED_PAIRS)] | None = None
+    """Those of ``relayed`` whose nodes did not reach each other directly; the others are relayed with them.
+
+    None: all, as with agents of versions without this field.
+    """
     relay_lost: bool = False
     """Whether its infrastructure failure is the loss of relayed links outside its site, or its preemption by a local
     job, so that it is not an error of the cluster."""

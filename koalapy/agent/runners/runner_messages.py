@@ -95,6 +95,8 @@ class RelayUsed(RunnerMessage):
 
     t: Literal["relay_used"]
     pairs: Annotated[list[NamedPair], MaxEntries(MAX_RELAYED_PAIRS)]
+    unreached: Annotated[list[NamedPair], MaxEntries(MAX_RELAYED_PAIRS)] | None = None
+    """Those that need relays; None, from runners of earlier versions, for all."""
 
 
 class NodeUsage(RunnerMessage):
