@@ -9,6 +9,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import GZIP, Dashboard
 from koalapy.dashboard.login import BrowserLogin, LoginServices
 from koalapy.dashboard.pages.audit import add_audit
+from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.history import add_history
@@ -41,6 +42,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_job(dashboard, services, audit)
     add_clusters(dashboard, services, survey, audit)
     add_timeline(dashboard, services)
+    add_capacity(dashboard, services)
     add_network(dashboard, services, survey)
     add_scheduler(dashboard)
     add_users(dashboard, services, login.identities, audit)

@@ -37,7 +37,7 @@ PAGES = (
     "/queue/confirm?action=hold&all=true", "/clusters", "/clusters/delft-1", "/clusters/delft-1/nodes",
     "/jobs/10", "/jobs/RUNNING", "/jobs/WAITING", "/jobs/new", "/jobs/new?from=10",
     "/users", "/users?user=alice", "/files", "/audit", "/scheduler", "/network", "/network/delft-1/leiden-1",
-    "/history", "/history?by=user", "/what-if",
+    "/capacity", "/capacity?priority=high", "/history", "/history?by=user", "/what-if",
 )  # fmt: skip
 """All pages but those of simulations. ``RUNNING`` and ``WAITING`` stand for jobs in these states."""
 PAGE_BUDGETS_MS = {"large": 20.0, "wide": 120.0}

@@ -228,7 +228,16 @@ def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: Served
     every = "".join(PAYLOADS)
     columns = "&columns=".join(("", "id", "name", "application", "policy", "user", "reason"))
     visitor.page.goto("/")
-    paths = ["/", "/clusters", "/clusters/delft-1", "/audit", "/users?user=mallory", "/network", "/timeline"]
+    paths = [
+        "/",
+        "/clusters",
+        "/clusters/delft-1",
+        "/audit",
+        "/users?user=mallory",
+        "/network",
+        "/timeline",
+        "/capacity",
+    ]
     paths += [f"/queue?q=user:mallory+state:any{columns}", "/queue/confirm?action=cancel&all=true&q=user:mallory"]
     paths += [f"/jobs/{job}" for job in jobs] + [f"/jobs/new?from={jobs[4]}"]
     for path in paths:
