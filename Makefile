@@ -116,7 +116,7 @@ bench: bench-core  ## speed: start-up overhead and throughput, as JSON, and the 
 	$(BIN)/python -m tests.benchmarks.one_node_jobs
 	$(BIN)/python -m pytest tests/benchmarks --rings 3,4 --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
 
-bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; prints ratios to the figures of the last commit, and stores the new ones
+bench-core: $(STAMP)  ## the scheduler alone; prints ratios to the figures of the last commit, and stores the new ones
 	$(BIN)/python -m tests.benchmarks.core --store
 
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes

@@ -164,7 +164,7 @@ class OfTraces(Experiment):
     def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
 
-        from koalapy.workload.plots import LINES
+        from experiments.plots import LINES
 
         figure = Figure(figsize=(9.0, 1.2 + 0.42 * len(self.traces)), layout="constrained")
         panels = figure.subplots(1, len(self.settings), squeeze=False, sharey=True)[0]

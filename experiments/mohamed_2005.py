@@ -229,7 +229,7 @@ class OfEachKind(OfTheWorkload):
     def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
 
-        from koalapy.workload.plots import BLUE, ORANGE
+        from experiments.plots import BLUE, ORANGE
 
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         ax = figure.subplots()

@@ -90,7 +90,7 @@ def _draw_figure(folder: Path, outcome: Outcome) -> str:
     """Draw the picture of an experiment and return its file name, or "" if it has none."""
     import matplotlib as mpl
 
-    from koalapy.workload.plots import STYLE
+    from experiments.plots import STYLE
 
     assert outcome.stored is not None
     with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):

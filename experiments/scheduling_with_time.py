@@ -51,9 +51,10 @@ class Waiting(OfTraces):
     )
     rules: ClassVar[Mapping[str, Rules]] = {
         "scan": replace(RULES, plan_after=None),
-        "plan": replace(RULES, plan_after=0.0),
+        "plan at once": replace(RULES, plan_after=0.0),
         "plan after 10 min": replace(RULES, plan_after=600.0),
         "plan after 1 h": replace(RULES, plan_after=3600.0),
+        "plan after 12 h": replace(RULES, plan_after=43_200.0),
     }
     ways = ("today", *rules)
     settings = ("exact walltimes", "users' walltimes", "half without walltime")

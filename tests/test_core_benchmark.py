@@ -9,9 +9,7 @@ from tests.benchmarks import core, trace
 
 pytestmark = pytest.mark.nightly
 
-UNAVAILABLE_PARTS = {"accasim", "accasim_trace"}  # they would be installed from the registry
-if not trace.TRACES.has(trace.TRACE):
-    UNAVAILABLE_PARTS |= {"trace", "trace_memory"}
+UNAVAILABLE_PARTS = set() if trace.TRACES.has(trace.TRACE) else {"trace", "trace_memory"}
 PARTS = [name for name in core.PARTS if name not in UNAVAILABLE_PARTS]
 
 
@@ -39,11 +37,9 @@ def test_benchmark_output_names_unmeasured_figures(
         "scan_ms",
         "wakeup_ms",
         "bytes_per_queued_job",
-        "accasim_jobs_per_s",
         "trace_jobs_per_s",
         "trace_mb",
         "what_if_s",
-        "accasim_trace_jobs_per_s",
     ]
 
 

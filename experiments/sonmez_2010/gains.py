@@ -39,7 +39,7 @@ def draw_curves(
     """Plot the means over the seeds against the net utilisation."""
     from matplotlib.figure import Figure
 
-    from koalapy.workload.plots import LINES
+    from experiments.plots import LINES
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     ax = figure.subplots()

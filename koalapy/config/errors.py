@@ -36,6 +36,8 @@ Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"
 """Prefix and delimiter of environment variables that set a setting."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+REPLACED = dict.fromkeys(("rules.aging", "rules.aging_tries", "rules.low_patience"), "rules.plan_after")
+"""Settings of earlier versions, and those to use in their place."""
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
@@ -66,6 +68,8 @@ def _list_faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tu
         location = location[:-2]
     if isinstance(cause, OutOfRange):
         yield (*location, cause.field), cause.value, cause.message.removeprefix(cause.field)
+    elif (successor := REPLACED.get(field_of(location))) is not None:
+        yield location, error.get("input"), f": this setting is no more, set {successor} in its place"
     elif error["type"] in UNKNOWN_KEY:
         keys = keys_beside(root, location)
         near = get_close_matches(str(location[-1]), keys, 1)

@@ -133,7 +133,6 @@ MEANINGS: Mapping[str, str] = {
     "audit-not-written": "The database did not store an audit entry. The daemon tries again.",
     "background-started": "An experiment occupies nodes as a local user.",
     "cancel-failed": "The resource manager did not cancel a job. The agent tries again.",
-    "certificate-expires": "The daemon's certificate has expired, or expires within two weeks.",
     "certificate-refused": "The new certificate files are invalid. The daemon keeps the old certificate.",
     "certificate-renewed": "The daemon uses a new certificate.",
     "change-not-done": "A user received an answer with an unknown outcome. The change was not made.",

@@ -12,7 +12,6 @@ from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
-from koalapy.dashboard.pages.grid_map import add_map
 from koalapy.dashboard.pages.history import add_history
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.mine import add_mine
@@ -42,10 +41,9 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
     add_job(dashboard, services, audit)
     add_clusters(dashboard, services, survey, audit)
-    add_map(dashboard, services, survey)
     add_timeline(dashboard, services)
     add_capacity(dashboard, services)
-    add_network(dashboard, services)
+    add_network(dashboard, services, survey)
     add_scheduler(dashboard)
     add_users(dashboard, services, login.identities, audit)
     add_files(dashboard, services)

@@ -16,6 +16,7 @@ MANY = {
     AlertKind.OLD_VERSION: "the agents of {} clusters have another version than the daemon",
     AlertKind.CLAIM_STUCK: "{} jobs wait for nodes that they hold in part",
     AlertKind.JOB_STARVES: "{} jobs wait while later jobs start",
+    AlertKind.QUEUE_FLOODED: "{} users have most of the queued jobs",
     AlertKind.DISK: "{} disks are nearly full or full",
     AlertKind.SLOW_LINK: "{} links are slow or down",
     AlertKind.REPLICAS_GONE: "files are missing on {} clusters",

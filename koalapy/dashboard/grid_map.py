@@ -88,11 +88,11 @@ class GridMap:
     jobs: Sequence[MapJob]
 
 
-def drawn_jobs(content: GridMap) -> list[MapJob]:
+def drawn_jobs(jobs: Sequence[MapJob]) -> list[MapJob]:
     """Return the jobs that the map shows: the first ones, as long as their clusters fit on the ellipse."""
     on_ellipse: set[ClusterName] = set()
     chosen: list[MapJob] = []
-    for job in content.jobs:
+    for job in jobs:
         if len(chosen) < MAX_DRAWN_JOBS and len(on_ellipse | job.nodes.keys()) <= MAX_RING:
             on_ellipse |= job.nodes.keys()
             chosen.append(job)
@@ -103,7 +103,7 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
     """Return the map; empty without clusters. The formats are of a number, or None if it is unknown."""
     if not content.clusters:
         return Markup()
-    jobs, is_small = drawn_jobs(content), len(content.clusters) <= MAX_RING
+    jobs, is_small = drawn_jobs(content.jobs), len(content.clusters) <= MAX_RING
     spanned = {name for job in jobs for name in job.nodes}
     ring = [cluster for cluster in content.clusters if is_small or cluster.name in spanned]
     rows = [] if is_small else [cluster for cluster in content.clusters if cluster.name not in spanned]
@@ -116,7 +116,7 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
     links.sort(key=lambda link: (-(link.bandwidth or 0.0), link.pair))
     parts = [
         f'<svg class="map" viewBox="0 0 {WIDTH} {round(height)}" width="{WIDTH}" height="{round(height)}" role="group" '
-        f'aria-label="Map of {_count(len(content.clusters), "cluster")}; the tables below have the same values">',
+        f'aria-label="Map of {_count(len(content.clusters), "cluster")}; tables have the same values">',
         *_draw_links(links, places, format_bandwidth, format_latency),
         *_draw_jobs(jobs, places),
         *_draw_latencies(links, places, format_latency),

@@ -13,11 +13,13 @@ from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.dashboard.pictures import NodeCounts
+from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState
 from koalapy.model.identity import Identity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
+from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import shorten
@@ -330,6 +332,10 @@ def _details_page(alert: Alert) -> tuple[str, str]:
     """Return the path and the name of the page about an alert's subject; empty if there is none."""
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _PAGES[alert.kind]
+    if alert.kind is AlertKind.QUEUE_FLOODED:
+        return with_query(
+            "/queue", q=f"{format_term('user', alert.user)} state:waiting"
+        ), f"jobs of {alert.user} in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:

@@ -13,6 +13,7 @@ from koalapy.model.request import ClusterName
 Seconds = Annotated[float, Gt(0), Le(1e9)]
 Share = Annotated[float, Gt(0), Le(1)]
 Count = Annotated[int, Ge(1)]
+LET_OTHERS_GO = "let others have their turn: koala hold $(koala queue --state queued -q), and koala release later"
 OPERATORS_SEE_IT = "the operators of the daemon see this alert too"
 
 
@@ -44,6 +45,8 @@ class AlertKind(StrEnum):
     """A job has tried to claim its nodes for too long."""
     JOB_STARVES = "job-starves"
     """A job waits for long while jobs submitted later start."""
+    QUEUE_FLOODED = "queue-flooded"
+    """Most waiting jobs belong to one user."""
     DATABASE = "database"
     """The database is slow, or rejects writes."""
     CERTIFICATE = "certificate"
@@ -163,9 +166,11 @@ class Alert:
         return replace(self, remedy=OPERATORS_SEE_IT, mark=None) if self.kind in CLUSTER_ALERTS else None
 
     def _for_owner(self) -> "Alert":
-        """Replace a remedy that acts on the jobs of other users."""
+        """Replace a remedy that acts on the jobs of other users, and a cause that names them."""
         if self.kind is AlertKind.JOB_STARVES:
             return replace(self, remedy=f"see what it waits for: koala explain {self.job}")
+        if self.kind is AlertKind.QUEUE_FLOODED:
+            return replace(self, cause="others wait as well", remedy=LET_OTHERS_GO)
         return self
 
 
@@ -198,6 +203,11 @@ class AlertRules:
     """Maximum duration of a claim; for a job with input files, counted from their arrival."""
     starving_after: Seconds = 3600.0
     """Maximum time that a job may wait while jobs submitted later start."""
+    flood_jobs: Count = 500
+    """Number of waiting jobs of one user that are a flood, if they are also ``flood_share`` of all waiting jobs and
+    another user waits."""
+    flood_share: Share = 0.8
+    """Share of all waiting jobs that a flood must have."""
     database_slow: Seconds = 0.5
     """Maximum for the median duration of the transactions of the last minute."""
     slow_link_share: Share = 0.25

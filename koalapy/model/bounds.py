@@ -15,7 +15,7 @@ from annotated_types import Interval, Predicate
 from koalapy.model.wording import to_line
 
 MAX_NODES = 1_000_000
-MAX_LISTED = 1_000_000
+MAX_LISTED = 100_000
 MAX_TEXT_LENGTH = 20_000
 MAX_DEPTH = 100
 MAX_TERMINAL_SIZE = 10_000
@@ -33,6 +33,20 @@ class Truncate:
         """Return the schema of this constraint. Called by pydantic."""
         function = {"type": "no-info", "function": lambda text: to_line(text[: self.length])}
         return {"type": "function-after", "function": function, "schema": handler(source)}
+
+
+@dataclass(frozen=True, slots=True)
+class MaxEntries:
+    """A constraint of a list: at most ``maximum`` entries, of which no more are checked after an invalid one.
+
+    The errors of a frame of invalid entries would take a minute and gigabytes.
+    """
+
+    maximum: int
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        """Return the schema of this constraint. Called by pydantic."""
+        return {**handler(source), "max_length": self.maximum, "fail_fast": True}
 
 
 LEFT_OUT_LENGTH = 40

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from annotated_types import Interval, MaxLen, Predicate
+from annotated_types import Interval, Predicate
 
 from koalapy.model.bounds import (
     MAX_LISTED,
@@ -20,6 +20,7 @@ from koalapy.model.bounds import (
     ExitCode,
     Host,
     Label,
+    MaxEntries,
     Name,
     Nodes,
     Number,
@@ -89,13 +90,13 @@ class ListedNode:
 class NodeList:
     """The nodes of a cluster one by one, those that are down first if they are too many: the answer to ``nodes``."""
 
-    nodes: Annotated[tuple[ListedNode, ...], MaxLen(MAX_LISTED_NODES)] = ()
+    nodes: Annotated[tuple[ListedNode, ...], MaxEntries(MAX_LISTED_NODES)] = ()
     age: Seconds = 0.0
     """Seconds since the resource manager reported them."""
 
 
 MAX_RELAYED_PAIRS = 10_000
-NamedPair = Annotated[tuple[Name, Name], MaxLen(2)]
+NamedPair = Annotated[tuple[Name, Name], MaxEntries(2)]
 """Two clusters, sorted by name."""
 
 
@@ -125,7 +126,7 @@ class ComponentStatus:
 
     token: Name
     state: ReportedState
-    hosts: Annotated[tuple[Host, ...], MaxLen(MAX_NODES)] = ()
+    hosts: Annotated[tuple[Host, ...], MaxEntries(MAX_NODES)] = ()
     lrm_job: Name | None = None
     program_exit: ExitCode | None = None
     error: TruncatedText = ""
@@ -153,8 +154,13 @@ class ComponentStatus:
     """
     use: ProgramUse | None = None
     """None before the end, if no node reported it, and from agents of versions without this field."""
-    relayed: Annotated[tuple[NamedPair, ...], MaxLen(MAX_RELAYED_PAIRS)] = ()
+    relayed: Annotated[tuple[NamedPair, ...], MaxEntries(MAX_RELAYED_PAIRS)] = ()
     """Pairs of clusters, each sorted by name, between which the program's messages go through relays."""
+    unreached: Annotated[tuple[NamedPair, ...], MaxEntries(MAX_RELAYED_PAIRS)] | None = None
+    """Those of ``relayed`` whose nodes did not reach each other directly; the others are relayed with them.
+
+    None: all, as with agents of versions without this field.
+    """
     relay_lost: bool = False
     """Whether its infrastructure failure is the loss of relayed links outside its site, or its preemption by a local
     job, so that it is not an error of the cluster."""
@@ -228,7 +234,7 @@ class NodePartReport:
     """Idle cores of each node."""
     memory: Bytes | None = None
     """Idle bytes of memory of each node; None: not limited."""
-    gpus: Annotated[tuple[CheckedGpus, ...], MaxLen(MAX_FEATURES)] = ()
+    gpus: Annotated[tuple[CheckedGpus, ...], MaxEntries(MAX_FEATURES)] = ()
     """Idle GPUs of each node by type."""
 
 
@@ -246,12 +252,12 @@ class NodeClassReport:
     """Bytes of memory of each node; None: unknown."""
     cores: Annotated[int, Interval(ge=1, le=MAX_CORES)] | None = None
     """Cores of each node; None: unknown."""
-    gpus: Annotated[tuple[CheckedGpus, ...], MaxLen(MAX_FEATURES)] = ()
+    gpus: Annotated[tuple[CheckedGpus, ...], MaxEntries(MAX_FEATURES)] = ()
     """GPUs of each node by type."""
-    features: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
-    partitions: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
+    features: Annotated[tuple[Label, ...], MaxEntries(MAX_FEATURES)] = ()
+    partitions: Annotated[tuple[Label, ...], MaxEntries(MAX_FEATURES)] = ()
     """Partitions or queues that have all of these nodes."""
-    parts: Annotated[tuple[NodePartReport, ...], MaxLen(MAX_LINES)] = ()
+    parts: Annotated[tuple[NodePartReport, ...], MaxEntries(MAX_LINES)] = ()
     """Partly used nodes, if the site lets jobs share nodes. They are not among the idle nodes."""
 
 
@@ -267,36 +273,36 @@ class ClusterReport:
     idle: Nodes
     background: Nodes = 0
     down: Nodes = 0
-    holding: Annotated[frozenset[Name], MaxLen(MAX_LISTED)] = frozenset()
+    holding: Annotated[frozenset[Name], MaxEntries(MAX_LISTED)] = frozenset()
     problem: ShortText = ""
     """Reason why nothing can start there: the resource manager accepts no jobs, or the counts are unavailable.
 
     The counts may then be the last known ones, or 0 if there were none.
     """
-    notices: Annotated[tuple[TruncatedText, ...], MaxLen(MAX_LINES), NOTICES] = ()
+    notices: Annotated[tuple[TruncatedText, ...], MaxEntries(MAX_LINES), NOTICES] = ()
     """Other notices for operators, such as jobs that the resource manager fails to release."""
-    lacks: Annotated[frozenset[Label], MaxLen(MAX_LINES), NOTICES] = frozenset()
+    lacks: Annotated[frozenset[Label], MaxEntries(MAX_LINES), NOTICES] = frozenset()
     """Programs that some jobs need and that are missing on the agent's host."""
-    disks: Annotated[tuple[Disk, ...], MaxLen(MAX_DISKS), BoundedTogether] = ()
+    disks: Annotated[tuple[Disk, ...], MaxEntries(MAX_DISKS), BoundedTogether] = ()
     """Disks to which the agent writes."""
     versions: Versions | None = None
     """None from agents of versions without this field."""
-    node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES), BoundedTogether] = ()
+    node_classes: Annotated[tuple[NodeClassReport, ...], MaxEntries(MAX_LINES), BoundedTogether] = ()
     """Node classes, in the order in which the resource manager allocates nodes to jobs without a class.
 
     Empty if no properties of the nodes are known.
     """
-    lost_records: Annotated[tuple[Label, ...], MaxLen(MAX_LOST_RECORDS)] = ()
+    lost_records: Annotated[tuple[Label, ...], MaxEntries(MAX_LOST_RECORDS)] = ()
     """Components of which the agent lost the records in the last hour, and ended the remaining processes."""
     shares: bool = False
     """Whether jobs may share nodes there."""
     withheld: Nodes = 0
     """Nodes that are idle beyond the limits of one job, so that no job gets them now; not counted as idle."""
-    job_sizes: Annotated[SizeRanges, MaxLen(MAX_SIZE_RANGES)] = ()
+    job_sizes: Annotated[SizeRanges, MaxEntries(MAX_SIZE_RANGES)] = ()
     """Sizes that the resource manager accepts; empty: any size, and from agents of versions without this field."""
-    reservations: Annotated[tuple[NodeReservation, ...], MaxLen(MAX_RESERVATIONS)] = ()
+    reservations: Annotated[tuple[NodeReservation, ...], MaxEntries(MAX_RESERVATIONS)] = ()
     """Present and coming reservations of its nodes, the earliest first."""
-    calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
+    calls: Annotated[tuple[LrmCalls, ...], MaxEntries(MAX_CALLS)] = field(default=(), compare=False)
     """Sent with the next report that another change causes, since the statistics change at every poll."""
     silent_for: Seconds = field(default=0.0, compare=False)
     """Seconds since the last answer of the resource manager, if ``problem`` is that it does not answer."""
@@ -332,7 +338,7 @@ class StageStatus:
     fault: StageFault = "site"
     source: Name = ""
     file: Path = ""
-    moved: Annotated[tuple[TransferMeasurement, ...], MaxLen(MAX_LISTED)] = ()
+    moved: Annotated[tuple[TransferMeasurement, ...], MaxEntries(MAX_LISTED)] = ()
     """Transfers of a finished stage, with source, size and duration."""
     type: Literal["stage_status"] = field(default="stage_status", kw_only=True)
 
@@ -344,11 +350,11 @@ class Inventory:
     If the resource manager does not respond, the inventory omits its part, and is sent again when it responds.
     """
 
-    components: Annotated[tuple[ComponentStatus, ...], MaxLen(MAX_LISTED)]
+    components: Annotated[tuple[ComponentStatus, ...], MaxEntries(MAX_LISTED)]
     whole: bool = True
     """Whether the inventory is complete: components that it omits do not exist. False until the resource manager
     responds."""
-    stages: Annotated[tuple[StageStatus, ...], MaxLen(MAX_LISTED)] = ()
+    stages: Annotated[tuple[StageStatus, ...], MaxEntries(MAX_LISTED)] = ()
     type: Literal["inventory"] = field(default="inventory", kw_only=True)
 
 

@@ -21,6 +21,7 @@ from koalapy.model.bounds import (
     ExitCode,
     Host,
     Label,
+    MaxEntries,
     Name,
     Nodes,
     Number,
@@ -162,7 +163,7 @@ class Hello(Message):
     and may run the programs of a job without its image."""
     joins_opens: bool = False
     """Whether the agent accepts ``Open.others``."""
-    known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
+    known: Annotated[list[KnownDaemon], MaxEntries(1000)] = []
 
 
 class Output(Message):
@@ -619,5 +620,7 @@ FromDaemon = Annotated[
     Field(discriminator="type"),
 ]
 
-from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
+MAX_FRAME_MESSAGES = 50_000
+"""Messages in a frame of an agent: more than a frame with several has within ``MAX_BATCH_SIZE``."""
+from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(Annotated[list[FromAgent], MaxEntries(MAX_FRAME_MESSAGES)])
 from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])

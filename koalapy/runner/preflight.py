@@ -393,6 +393,8 @@ class Preflight:
         self._deadline = self._runner.loop.time() + self._timeout
         self._skipped: set[Pair] = set()
         """Pairs of clusters that are relayed without a try of direct connections."""
+        self._unreached: set[Pair] = set()
+        """Pairs of clusters for which the program uses relays. Others may be relayed with them."""
         self._layout = 0
         if plan.offer is not None:
             needed, self._layout = runner.relayed_before
@@ -490,7 +492,7 @@ class Preflight:
         if not failed and (self._plan.relayed or not self._skipped):
             self.close()
             if self._plan.relayed is not None:
-                self._runner.report_relayed(self._plan.relayed.pairs, self._layout)
+                self._runner.report_relayed(self._plan.relayed.pairs, self._unreached, self._layout)
             self._on_success()
             return
         if not failed:
@@ -524,6 +526,7 @@ class Preflight:
 
         if self._plan.offer is None:
             return
+        self._unreached |= set(pairs)
         hosts = hosts or [node["host"] for node in self._plan.nodes]
         by_cluster: dict[str, list[tuple[str, list[Sequence[str]]]]] = {}
         for index, host in enumerate(hosts):
@@ -550,7 +553,7 @@ class Preflight:
         self._layout += 1
         if self._layout >= len(offer.layouts):
             raise Failure(f"no ports are free for relayed links: {reason[:MAX_REPLY_SIZE]}: submit the job again")
-        self._try_relays(links.pairs)
+        self._try_relays(self._unreached)
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
         """Set the error message and the node that reports it, from the first route, whose addresses users know."""

@@ -85,7 +85,9 @@ class Runner:
         self._relay: RelayChild | None = None
         """This node's relay, if the program has relayed links."""
         self.relayed_before: tuple[set[Pair], int] = (set(), 0)
-        """Pairs of clusters that programs of this job use relays for, and the layout of their ports."""
+        """Pairs of clusters that need relays for programs of this job, and the layout of their ports."""
+        self._relayed_pairs: set[Pair] = set()
+        """Pairs of clusters that programs of this job use relays for: these, or all with them."""
         self._early: list[dict[str, Any]] = []
         """Relays that arrived before the plan, which names the job's nodes; senders repeat what is dropped."""
         self._early_size = 0
@@ -211,10 +213,18 @@ class Runner:
             self._relay = RelayChild(self.loop, self.processes, self.settings, plan, self._lose_relay)
         self._relay.wait(on_start)
 
-    def report_relayed(self, pairs: Collection[Pair], layout: int) -> None:
-        """Report to the agent which pairs of clusters use relays, and remember it for later programs of a script."""
-        self.relayed_before = self.relayed_before[0] | set(pairs), layout
-        self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
+    def report_relayed(self, pairs: Collection[Pair], unreached: Collection[Pair], layout: int) -> None:
+        """Report to the agent which pairs of clusters use relays, and remember it for later programs of a script.
+
+        ``unreached``: those that need them.
+        """
+        self.relayed_before = self.relayed_before[0] | set(unreached), layout
+        self._relayed_pairs |= set(pairs)
+        self._send_relayed()
+
+    def _send_relayed(self) -> None:
+        unreached = sorted(self.relayed_before[0])
+        self._link.send({"t": "relay_used", "pairs": sorted(self._relayed_pairs), "unreached": unreached})
 
     def _lose_relay(self, reason: str) -> None:
         """End the program, since its relay is lost, unless it ends with 0 within ``RELAY_LOSS_GRACE``."""
@@ -393,7 +403,7 @@ class Runner:
             self._output.acknowledge(message["output"])
             self._output.sent, self._exit_sent = self._output.start, False
             if self.relayed_before[0]:
-                self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
+                self._send_relayed()
             self._send_output()
         elif kind == "lease":
             self._lease.record_message(message)

@@ -357,8 +357,8 @@ class Step:
     def relayed_before(self) -> tuple[set[Pair], int]:
         return self._runner.relayed_before
 
-    def report_relayed(self, pairs: Collection[Pair], layout: int) -> None:
-        self._runner.report_relayed(pairs, layout)
+    def report_relayed(self, pairs: Collection[Pair], unreached: Collection[Pair], layout: int) -> None:
+        self._runner.report_relayed(pairs, unreached, layout)
 
     def show(self, output: bytes, rank: int | None = None) -> None:
         self._runner.show(output, rank)

@@ -18,6 +18,7 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.components.outputlog import OutputLog
 from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
 from koalapy.agent.core.spool import DamagedJournal, JournalFolder, Spool
+from koalapy.agent.lrm.port import LrmJob, LrmJobState
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.program_output import Output
@@ -121,6 +122,17 @@ async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -
         lrm.end_job("1")
         lrm.changed.set()
         await daemon.wait_for_state(T, "ended")
+
+
+async def test_unrecorded_job_whose_end_is_not_known_yet_is_no_lost_record(daemon: FakeDaemon, tmp_path: Path) -> None:
+    lrm = MemoryLrm()
+    lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a",), gone=True)
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: daemon.report().get("idle") is not None)
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        assert not any(daemon.inventories)
+        assert not daemon.report().get("lost_records")
+        assert not lrm.cancelled
 
 
 async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, agent: Path) -> None:

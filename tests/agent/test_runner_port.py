@@ -180,6 +180,8 @@ async def test_undelivered_relay_says_whether_receiver_has_ended(port: Port, is_
     runner.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "ask"})
     payload = (await runner.receive("relay"))["payload"]
     assert (payload["op"], payload["ended"]) == ("undelivered", not is_known)
+    runner.send(t="relay", token="1.1.0.aa", node=1, payload={"op": "ask"})  # it has one node
+    assert (await runner.receive("relay"))["payload"]["ended"]
 
 
 async def test_endless_line_disconnects_runner(port: Port) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from deploy.documentation import rest_page
+from koalapy.api import problems
 from koalapy.model.errors import ProblemCode
 from tests.serving import Open
 
@@ -62,3 +63,12 @@ def test_api_page_lists_every_problem_code() -> None:
     document = {"paths": {}, "tags": [], "components": {"schemas": {}}}
     for code in ProblemCode:
         assert f"| `{code}` | {code.status} | {code.meaning} |" in rest_page.page(document)
+
+
+async def test_problem_of_large_value_has_its_begin(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding a large value would hold the daemon for seconds."""
+    monkeypatch.setattr(problems, "jsonable_encoder", lambda _: pytest.fail("it is encoded"))
+    api = await open_api()
+    response = await api.post("/api/v1/jobs", json=[{}] * 1000)
+    assert response.status_code == 422
+    assert response.json()["value"].startswith("[{}, {}, ")

@@ -1,4 +1,4 @@
-"""Measure the scheduler alone, without store and network and in virtual time, and AccaSim for comparison.
+"""Measure the scheduler alone, without store and network and in virtual time.
 
     python -m tests.benchmarks.core                          # all parts
     python -m tests.benchmarks.core whole_life job_end       # some parts
@@ -24,14 +24,14 @@ from time import process_time
 from koalapy.model.job import JobState
 from koalapy.scheduler.events import Event, PeriodicScan
 from koalapy.scheduler.scheduler import Scheduler
-from tests.benchmarks import accasim, trace
+from tests.benchmarks import trace
 from tests.benchmarks.figures import calibrate, compare_and_store
 from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
 from tests.benchmarks.what_if import what_if_s
-from tests.benchmarks.whole_life import Arrival, SimulatedGrid, Step, create_workload, replay
+from tests.benchmarks.whole_life import SimulatedGrid, Step, create_workload, replay
 
 MULTI_SHARE = 0.3
 """The fraction of jobs with several components in workloads of both kinds."""
@@ -149,11 +149,6 @@ def memory(options: Options) -> Figures:
     return {"bytes_per_queued_job": (bytes_after - bytes_before) / jobs}
 
 
-def accasim_whole_life(options: Options) -> Figures:
-    """Measure AccaSim with the workload of ``whole_life``."""
-    return {"accasim_jobs_per_s": accasim.jobs_per_s(create_workload(options.jobs(3000)), options.rounds)}
-
-
 def whole_trace(options: Options) -> Figures:
     """Measure the simulation of the trace of huang-2007, if that is available."""
     if not trace.TRACES.has(trace.TRACE):
@@ -170,17 +165,6 @@ def trace_memory(options: Options) -> Figures:
         return {}
     command = [sys.executable, "-m", "tests.benchmarks.trace", str(options.jobs(trace.MEMORY_JOB_COUNT))]
     return {"trace_mb": float(subprocess.check_output(command, text=True))}
-
-
-def accasim_trace(options: Options) -> Figures:
-    """Measure AccaSim with that trace and as many nodes, without sites and speeds."""
-    if not trace.TRACES.has(trace.TRACE):
-        return {}
-    records = trace.TRACES.read(trace.TRACE).jobs
-    arrivals = [Arrival(int(job.submitted), (job.processors,), max(1, int(job.ran))) for job in records]
-    arrivals = arrivals[: options.jobs(len(arrivals))]
-    system = sum(trace.NODES.values()), 1
-    return {"accasim_trace_jobs_per_s": accasim.jobs_per_s(arrivals, min(options.rounds, 3), system)}
 
 
 def what_if(options: Options) -> Figures:
@@ -205,11 +189,9 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
     "job_end": (job_end, ("job_end_ms",)),
     "waiting": (waiting, ("scan_ms", "wakeup_ms")),
     "memory": (memory, ("bytes_per_queued_job",)),
-    "accasim": (accasim_whole_life, ("accasim_jobs_per_s",)),
     "trace": (whole_trace, ("trace_jobs_per_s",)),
     "trace_memory": (trace_memory, ("trace_mb",)),
     "what_if": (what_if, ("what_if_s",)),
-    "accasim_trace": (accasim_trace, ("accasim_trace_jobs_per_s",)),
 }
 """The parts by name, in the order in which they run, and the figures that each has."""
 

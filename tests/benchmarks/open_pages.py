@@ -25,7 +25,7 @@ from tests.dashboard.scenes import USERS
 DRAINED = "leiden-1"
 OPENED = (
     ("/", 30, True), ("/queue", 20, True), ("/clusters", 20, True), ("/queue?q=state:held", 10, True),
-    ("/map", 10, True), ("/timeline", 10, True), (f"/clusters/{DRAINED}", 10, True), ("/scheduler", 10, True),
+    ("/network", 10, True), ("/timeline", 10, True), (f"/clusters/{DRAINED}", 10, True), ("/scheduler", 10, True),
     ("/my-jobs", 30, False), ("/jobs/OWN", 20, False), ("/", 20, False), ("/clusters", 10, False),
 )  # fmt: skip
 """Pages, their number, and whether operators or users have opened them; ``OWN`` is a job of the user."""

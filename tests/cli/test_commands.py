@@ -394,7 +394,7 @@ def test_fold_text_fits_and_keeps_text(text: str, columns: int) -> None:
 def test_show_prints_page_of_job(koala: Koala) -> None:
     koala(*FLEXIBLE, "--name", "mine", "--", "start", "x")
     page = koala("show", "1").out
-    for text in ("1 (mine)", "flexible, 6 nodes", "127.0.1.1,127.0.1.2", "+0.250s", "submitted"):
+    for text in ("1 (mine)", "flexible, 6 nodes", "127.0.1.1,127.0.1.2", "+0.250s", "submitted", "north:2"):
         assert text in page
     assert json.loads(koala("show", "1", "--json").out)["components"][0]["size"] == 2
 

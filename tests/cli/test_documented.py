@@ -1,14 +1,9 @@
-"""Every command and option has a help text, and commands import no large library."""
-
-import os
-import subprocess
-import sys
+"""Every command and option has a help text."""
 
 import click
 import pytest
 
 from deploy.documentation.cli_page import COMMON_OPTIONS, commands, page
-from tests.cli.conftest import TOKEN, Server
 
 
 @pytest.mark.parametrize("path", sorted(commands()))
@@ -33,38 +28,3 @@ def test_cli_page_lists_every_command_and_option() -> None:
 def test_cli_page_shows_no_range_for_unbounded_options() -> None:
     assert "<=None" not in page()
     assert "[default: 200; 1<=x<=2000]" in page()
-
-
-HEAVY = (
-    "sqlalchemy",
-    "fastapi",
-    "drmaa",
-    "httpx2",
-    "pydantic",
-    "typer",
-    "rich.console",
-    "numpy",
-    "matplotlib",
-    "yaml",
-    "structlog",
-    "asyncio",
-    "urllib.request",
-)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "arguments", [["queue"], ["submit", "--flexible", "2", "--", "x"], ["--version"], ["clusters"], ["cancel", "1"]]
-)
-def test_common_commands_import_no_large_library(server: Server, arguments: list[str]) -> None:
-    code = (
-        f"import sys; sys.argv = ['koala', *{arguments!r}]\n"
-        "from koalapy.cli.main import main\n"
-        "try: main()\n"
-        f"except SystemExit: print([m for m in {HEAVY!r} if m in sys.modules])"
-    )
-    environment = {**os.environ, "KOALA_URL": server.url, "KOALA_TOKEN": TOKEN}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
-    )
-    assert result.stdout.splitlines()[-1] == "[]"

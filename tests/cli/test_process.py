@@ -262,18 +262,22 @@ finally:
 """A command that prints the modules that it has imported in place of its output."""
 SLOW_MODULES = {
     *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
-    *("koalapy.cli.clusters.gantt", "koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
+    *("asyncio", "drmaa", "fastapi", "matplotlib", "numpy", "sqlalchemy", "structlog", "urllib.request"),
+    *("koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
     *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
     *("koalapy.model.job_search", "koalapy.model.job_spec", "koalapy.model.notification"),
 }
 """Modules that a command imports only if it needs them. They would double its processor time."""
 OF_OPTIONS = {"koalapy.model.job_spec"}
 """The module that defines the options of a job."""
+OF_WATCHED_TABLES = {"annotated_types", "typing_extensions", *(n for n in SLOW_MODULES if n.startswith("koalapy."))}
+"""What commands with drains and alerts may import, too."""
 
 
 @pytest.mark.parametrize(
     ("command", "needed"),
     [
+        ("clusters", OF_WATCHED_TABLES),
         ("queue", set()),
         ("queue --json --state queued", set()),
         ("cancel 1", set()),

@@ -181,10 +181,8 @@ workload generate --rate 0 → --rate is 0
 workload generate -o /nowhere/x → cannot write /nowhere/x
 workload run /nowhere → cannot read /nowhere
 workload run /dev/null → /dev/null is empty
-workload run /dev/null --plots gif → Invalid value for '--plots': 'gif'; known: none, png, svg
 workload run /dev/null --background 2 → --background
 workload report /nowhere → cannot read /nowhere/report.json
-workload report /nowhere --plots pdf → Invalid value for '--plots': 'pdf'
 nonsense → No such command 'nonsense'
 """
 """Commands with a part of the message, after the exit code if it is not 2."""

@@ -121,7 +121,7 @@ def test_generate_without_daemon_needs_clusters(koala: Koala) -> None:
 
 def test_run_writes_report_of_submitted_jobs(koala: Koala, server: Server, tmp_path: Path) -> None:
     file = write_workload(tmp_path / "w.jsonl", ["echo", "a"], ["echo", "b"])
-    result = koala("workload", "run", file, "--plots", "none")
+    result = koala("workload", "run", file)
     assert result.code == 0, result.err
     folder = tmp_path / "w.jsonl.report"
     report = json.loads((folder / "report.json").read_text())
@@ -129,14 +129,14 @@ def test_run_writes_report_of_submitted_jobs(koala: Koala, server: Server, tmp_p
     assert report["summary"]["states"] == {"succeeded": 2}
     assert {job.spec.owner for job in server.service.records.values()} == {"ada"}
     assert result.out == (folder / "report.md").read_text()
-    again = koala("workload", "run", file, "--plots", "none")
+    again = koala("workload", "run", file)
     assert (again.code, "already has a report" in again.err) == (2, True)
-    as_json = koala("workload", "run", file, "--plots", "none", "--overwrite", "--json")
+    as_json = koala("workload", "run", file, "--overwrite", "--json")
     assert json.loads(as_json.out)["summary"]["ran"] == 2
 
 
 def test_run_with_failed_job_exits_with_1(koala: Koala, tmp_path: Path) -> None:
-    result = koala("workload", "run", write_workload(tmp_path / "w", ["exit", "3"], ["echo", "a"]), "--plots", "none")
+    result = koala("workload", "run", write_workload(tmp_path / "w", ["exit", "3"], ["echo", "a"]))
     assert result.code == 1
     assert "1 failed, 1 succeeded" in result.out
 
@@ -145,13 +145,13 @@ def test_run_submits_jobs_for_owners_of_workload(koala: Koala, server: Server, t
     file = write_workload(tmp_path / "w", ["echo", "a"])
     text = Path(file).read_text().replace('"command"', '"owner": "grace", "command"')
     Path(file).write_text(text)
-    assert koala("workload", "run", file, "--plots", "none").code == 0
+    assert koala("workload", "run", file).code == 0
     assert {job.spec.owner for job in server.service.records.values()} == {"grace"}
 
 
 def test_run_with_policy_converts_requests(koala: Koala, server: Server, tmp_path: Path) -> None:
     file = write_workload(tmp_path / "w", ["echo", "a"])
-    assert koala("workload", "run", file, "--policy", "cluster-minimization", "--plots", "none").code == 0
+    assert koala("workload", "run", file, "--policy", "cluster-minimization").code == 0
     (job,) = server.service.records.values()
     assert (job.spec.policy, job.spec.request.type, job.spec.request.total_size) == (
         "cluster-minimization",
@@ -171,15 +171,14 @@ def test_report_shows_run_and_compares_several(koala: Koala, tmp_path: Path) -> 
     for policy in ("worst-fit", "cluster-minimization"):
         folders.append(str(tmp_path / policy))
         file = write_workload(tmp_path / f"{policy}.jsonl", ["echo", "a"], policy="worst-fit")
-        options = ("--policy", policy, "--directory", folders[-1], "--plots", "none")
+        options = ("--policy", policy, "--directory", folders[-1])
         assert koala("workload", "run", file, *options).code == 0
-    single = koala("workload", "report", folders[0], "--plots", "none")
+    single = koala("workload", "report", folders[0])
     assert single.out.startswith("# Workload run: worst-fit")
     assert sorted(path.name for path in (tmp_path / "worst-fit").iterdir()) == ["report.json", "report.md"]
-    drawn = koala("workload", "report", folders[0], "-o", str(tmp_path / "drawn"), "--plots", "svg")
-    assert "![response](response.svg)" in drawn.out
-    assert drawn.out == (tmp_path / "drawn" / "report.md").read_text()
-    compared = koala("workload", "report", *folders, "-o", str(tmp_path / "both"), "--plots", "svg")
+    written = koala("workload", "report", folders[0], "-o", str(tmp_path / "written"))
+    assert written.out == single.out == (tmp_path / "written" / "report.md").read_text()
+    compared = koala("workload", "report", *folders, "-o", str(tmp_path / "both"))
     assert compared.code == 0, compared.err
     assert "| cluster-minimization |" in compared.out
     comparison = json.loads((tmp_path / "both" / "comparison.json").read_text())

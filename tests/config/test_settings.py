@@ -234,6 +234,13 @@ def test_error_lists_all_faults_with_nearest_keys_and_file(tmp_path: Path) -> No
         *[part for part in message.split("; ") if part.startswith("zzz: there is no such key (known: ")],
     ]
     assert refused.value.hint == "correct it there"
+    path.write_text("rules: {aging: false, aging_tries: 3, low_patience: null}\n")
+    with pytest.raises(UsageError) as refused:
+        load_settings(path)
+    assert refused.value.message.removeprefix(f"{path}: ").split("; ") == [
+        f"rules.{name}: this setting is no more, set rules.plan_after in its place"
+        for name in ("aging", "aging_tries", "low_patience")
+    ]
     path.write_text("rules: {claim_grace: 0, claim_factor: 2}\n")
     with pytest.raises(UsageError) as refused:
         load_settings(path)

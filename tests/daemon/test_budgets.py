@@ -63,6 +63,18 @@ async def test_budget_of_cluster_outlasts_its_connection(tmp_path: Path) -> None
             assert loop_time() > began
 
 
+@pytest.mark.evidence("G12")
+async def test_frame_of_cluster_beyond_its_budget_waits_before_it_is_parsed(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        rate, at_once = ALLOWANCES[Use.PROCESSOR]
+        daemon.sessions.budgets.spend("north", Use.PROCESSOR, at_once + 5.0 * rate)
+        began = loop_time()
+        async with daemon.agent_of("north") as north:
+            north.says_frame("not JSON")
+            await signals.until(lambda: north.closed)
+        assert loop_time() - began >= 4.9
+
+
 async def test_busy_site_within_budget_is_not_delayed(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         await connect_agent(daemon, "north", north)

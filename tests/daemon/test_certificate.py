@@ -103,20 +103,6 @@ def test_certificate_with_broken_files_logs_once_and_stays(
     assert fetch_certificate(served.context, Trust(authority.file).create_context()) == text_of(renewed)
 
 
-@pytest.mark.parametrize(
-    ("days", "expected"), [(90.0, ""), (3.0, "the certificate expires soon"), (-3.0, "the certificate has expired")]
-)
-def test_certificate_near_expiry_is_logged_once_a_day(
-    days: float, expected: str, authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair = authority.issue(days=days)
-    served = Certificate(pair.certificate, pair.key, data_dir)
-    served.reload_if_changed()
-    logged = capsys.readouterr().out
-    assert logged.count("the certificate") == (1 if expected else 0)
-    assert expected in logged
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_certificate_key_readable_by_others_is_rejected(
     mode: int, authority: CertificateAuthority, data_dir: Path

@@ -73,6 +73,7 @@ async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
     assert ends == sorted(ends, reverse=True)
     assert ends[-1] >= 1.0
     assert queries.grid[name].drained is None
+    assert forecasts.latest_forecast is None, "the simulated span was too short to reuse"
     with pytest.raises(NotFoundError):
         await forecasts.preview_drain("nowhere")
 

@@ -1,6 +1,7 @@
 """What the alerts about jobs are made of, updated with each change, compared with a walk over all jobs."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 
 NOW = 1000.0
-RULES = AlertRules(claim_stuck_after=inf, starving_after=400.0)
+RULES = AlertRules(claim_stuck_after=inf, starving_after=400.0, flood_jobs=4, flood_share=0.5)
 STATES = (JobState.QUEUED, JobState.QUEUED, JobState.QUEUED, JobState.RUNNING, JobState.HELD, JobState.CANCELLED)
 
 
@@ -111,6 +112,13 @@ async def test_job_checks_after_any_changes_are_those_of_a_walk(seed: int) -> No
     for alert in starving:
         later = [str(job.id) for job in sorted(queued, key=lambda job: job.id) if job.id > (alert.job or 0)]
         assert not later or f"koala hold {' '.join(later[:MAX_LISTED])} --reason" in alert.remedy
+    by_owner = Counter(job.spec.owner for job in queued)
+    floods = {alert.user: alert.summary for alert in await find_alerts(checks, AlertKind.QUEUE_FLOODED)}
+    assert floods == {
+        owner: f"{count} of the {by_owner.total()} queued jobs belong to {owner}"
+        for owner, count in by_owner.items()
+        if len(by_owner) > 1 and count >= RULES.flood_jobs and count >= RULES.flood_share * by_owner.total()
+    }
 
 
 async def test_job_checks_walk_over_queued_jobs_only_at_the_start() -> None:

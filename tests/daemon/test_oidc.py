@@ -4,7 +4,7 @@ import asyncio
 import base64
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,6 @@ async def test_token_signed_by_provider_is_accepted(alg: str) -> None:
     assert (verified.user, verified.role, verified.expires_at) == ("alice", None, NOW + 300)
 
 
-async def test_token_with_audience_list_is_accepted() -> None:
-    assert (await make_verifier().verify_token(make_token(aud=["account", "koala"]))).user == "alice"
-
-
 @pytest.mark.evidence("C2", "O1")
 @pytest.mark.parametrize(
     "claims",
@@ -121,65 +117,53 @@ async def test_token_with_wrong_claims_is_rejected(claims: dict[str, Any]) -> No
         await make_verifier().verify_token(make_token(**claims))
 
 
-async def test_token_within_clock_leeway_is_accepted() -> None:
-    for claims in ({"exp": int(NOW) - LEEWAY + 2}, {"nbf": int(NOW) + LEEWAY - 2}, {"iat": int(NOW) + LEEWAY - 2}):
+async def test_token_for_several_audiences_or_within_clock_leeway_is_accepted() -> None:
+    leeway = {"exp": int(NOW) - LEEWAY + 2}, {"nbf": int(NOW) + LEEWAY - 2}, {"iat": int(NOW) + LEEWAY - 2}
+    for claims in ({"aud": ["account", "koala"]}, *leeway):
         assert (await make_verifier().verify_token(make_token(**claims))).user == "alice"
 
 
 def make_unsigned_token(head: dict[str, Any]) -> str:
     """Return a token with this header and no signature."""
     claims = {"iss": ISSUER, "aud": "koala", "exp": int(NOW) + 300} | ALICE
-    parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in (head, claims))
+    parts = (encode_part(json.dumps(part).encode()) for part in (head, claims))
     return ".".join([*parts, ""])
 
 
-@pytest.mark.evidence("O1")
-@pytest.mark.parametrize("alg", ["none", "None", "NONE", "", None, "HS256", 5, ["ES256"]])
-async def test_token_without_valid_signature_is_rejected(alg: Any) -> None:
-    with pytest.raises(TokenRejected):
-        await make_verifier().verify_token(make_unsigned_token({"alg": alg, "kid": "ec"}))
+def encode_part(part: bytes) -> str:
+    return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
 
 
-@pytest.mark.evidence("O1")
-async def test_token_signed_with_public_key_as_secret_is_rejected() -> None:
+def sign_with_secret(secret: bytes) -> str:
+    """Return a token that is signed with a public key as if that were a shared secret."""
+    signed = make_unsigned_token({"alg": "HS256", "kid": "rsa"}).rpartition(".")[0]
+    return f"{signed}.{encode_part(hmac.digest(secret, signed.encode(), 'sha256'))}"
+
+
+def forge_tokens() -> Iterator[str]:
+    """Yield tokens that the provider has not signed."""
+    for alg in ("none", "None", "NONE", "", None, "HS256", 5, ["ES256"]):
+        yield make_unsigned_token({"alg": alg, "kid": "ec"})
+    yield make_unsigned_token({"alg": "ES256", "kid": "ec", "crit": ["exp"], "exp": 1})
     for secret in (RSA.as_pem(private=False), public_keys(RSA), EC.as_pem(private=False)):
-        head, claims, _ = make_unsigned_token({"alg": "HS256", "kid": "rsa"}).split(".")
-        signature = hmac.digest(secret, f"{head}.{claims}".encode(), "sha256")
-        with pytest.raises(TokenRejected, match="HS256"):
-            await make_verifier().verify_token(
-                f"{head}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
-            )
-
-
-@pytest.mark.evidence("O1")
-async def test_token_naming_foreign_key_is_rejected() -> None:
-    own_key = ECKey.generate_key("P-256", {"kid": "ec"})
-    served = own_key.as_dict(private=False)
-    for header in ({}, {"jwk": served}, {"jku": "http://127.0.0.1:1/keys"}, {"x5u": "http://127.0.0.1:1/x"}):
-        with pytest.raises(TokenRejected):
-            await make_verifier().verify_token(make_token(own_key, header=header))
-
-
-async def test_token_with_changed_content_is_rejected() -> None:
+        yield sign_with_secret(secret)
+    foreign_key = ECKey.generate_key("P-256", {"kid": "ec"})
+    named: dict[str, Any] = {"jku": "http://127.0.0.1:1/keys", "x5u": "http://127.0.0.1:1/x"}
+    for header in ({}, {"jwk": foreign_key.as_dict(private=False)}, *({name: uri} for name, uri in named.items())):
+        yield make_token(foreign_key, header=header)
     good, other_token = make_token(), make_token(sub="other")
     head, _, signature = good.split(".")
-    for forged in (f"{head}.{other_token.split('.')[1]}.{signature}", f"{good}A", good[:-4], good + "." + signature):
-        with pytest.raises(TokenRejected):
-            await make_verifier().verify_token(forged)
-
-
-async def test_token_with_algorithm_of_other_key_is_rejected() -> None:
+    yield from (f"{head}.{other_token.split('.')[1]}.{signature}", f"{good}A", good[:-4], f"{good}.{signature}")
     for key, alg in ((RSA, "ES256"), (EC, "RS256"), (ED, "ES256")):
-        head = base64.urlsafe_b64encode(json.dumps({"alg": alg, "kid": key.kid}).encode()).rstrip(b"=").decode()
+        head = encode_part(json.dumps({"alg": alg, "kid": key.kid}).encode())
+        yield f"{head}.{good.split('.', 1)[1]}"
+
+
+@pytest.mark.evidence("O1")
+async def test_token_that_the_provider_has_not_signed_is_rejected() -> None:
+    for token in forge_tokens():
         with pytest.raises(TokenRejected):
-            await make_verifier().verify_token(f"{head}.{make_token().split('.', 1)[1]}")
-
-
-async def test_token_with_critical_header_is_rejected() -> None:
-    with pytest.raises(TokenRejected):
-        await make_verifier().verify_token(
-            make_unsigned_token({"alg": "ES256", "kid": "ec", "crit": ["exp"], "exp": 1})
-        )
+            await make_verifier().verify_token(token)
 
 
 @given(st.one_of(st.text(max_size=60), st.tuples(*[st.text("abcXYZ019-_=", max_size=30)] * 3).map(".".join)))

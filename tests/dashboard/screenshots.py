@@ -131,7 +131,7 @@ def picture_documentation(folder: Path) -> None:
             visitor.close()
         overviews = {"now": {}, "now-dark": {"color_scheme": "dark"}, "now-phone": {"viewport": PHONE}}
         _picture_pages(browser, "sixty", dict.fromkeys(overviews, "/"), folder, overviews)
-        others = {"map": "/map", "timeline": "/timeline?span=21600", "history": "/history"}
+        others = {"map": "/network", "timeline": "/timeline?span=21600", "history": "/history"}
         _picture_pages(browser, "small", others, folder)
 
 

@@ -101,7 +101,7 @@ def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: Serv
         "window.shift = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
         " window.shift += entry.value; }).observe({type: 'layout-shift', buffered: true});"
     )
-    for path in ("/", "/clusters", "/queue", "/map"):
+    for path in ("/", "/clusters", "/queue", "/network"):
         page = visitor.open(path)
         page.evaluate(
             "document.body.addEventListener('htmx:after:swap', () => { document.body.dataset.swapped = ''; })"
@@ -228,7 +228,16 @@ def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: Served
     every = "".join(PAYLOADS)
     columns = "&columns=".join(("", "id", "name", "application", "policy", "user", "reason"))
     visitor.page.goto("/")
-    paths = ["/", "/clusters", "/clusters/delft-1", "/audit", "/users?user=mallory", "/map", "/timeline", "/capacity"]
+    paths = [
+        "/",
+        "/clusters",
+        "/clusters/delft-1",
+        "/audit",
+        "/users?user=mallory",
+        "/network",
+        "/timeline",
+        "/capacity",
+    ]
     paths += [f"/queue?q=user:mallory+state:any{columns}", "/queue/confirm?action=cancel&all=true&q=user:mallory"]
     paths += [f"/jobs/{job}" for job in jobs] + [f"/jobs/new?from={jobs[4]}"]
     for path in paths:

@@ -88,7 +88,7 @@ def test_grid_map_of_no_clusters_is_empty() -> None:
 
 def test_drawn_jobs_fit_on_the_ellipse() -> None:
     jobs = [MapJob(n, "running", {f"c{n}": 2, f"c{n + 1}": 1}) for n in range(0, 100, 2)]
-    shown = drawn_jobs(GridMap([], [], jobs))
+    shown = drawn_jobs(jobs)
     assert len(shown) == MAX_RING // 2
     assert len({name for job in shown for name in job.nodes}) == MAX_RING
 

@@ -76,6 +76,11 @@ def test_page_of_unknown_cluster_returns_404(clients: dict[str, httpx2.Client], 
     assert (answer.status_code, "north" in answer.text) == (404, True)
 
 
+def test_page_network_shows_the_map_above_the_links(clients: dict[str, httpx2.Client]) -> None:
+    page = clients["user"].get("/network").text
+    assert 0 < page.index('<svg class="map"') < page.index('<table class="heat"')
+
+
 def test_page_with_invalid_parameter_returns_422(clients: dict[str, httpx2.Client]) -> None:
     for path in ("/capacity?priority=urgent", "/capacity?q=1", "/clusters?x=1"):
         assert clients["user"].get(path).status_code == 422

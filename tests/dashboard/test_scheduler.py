@@ -85,7 +85,7 @@ def test_parameters_show_each_rule_and_its_default() -> None:
     assert (parameters["claim_grace"].value, parameters["plan_after"].value, parameters["plan_after"].default) == (
         "7.5",
         "none",
-        "0",
+        "3,600",
     )
     assert parameters["max_placement_tries"].value == "none"
 

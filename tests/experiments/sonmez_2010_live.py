@@ -186,7 +186,7 @@ def _stream(grid: Any, run: Run) -> Json:
         path, report = Path(folder) / "workload", Path(folder) / "report"
         path.write_text("".join(f"{line}\n" for line in workload_lines(run.workload())), encoding="utf-8")
         background = ("--background", str(LOCAL), "--background-seconds", str(LOCAL_SECONDS), "--background-nodes", "1")
-        words = ("--timeout", "1200", "--plots", "none", "--no-upload", "--directory", str(report))
+        words = ("--timeout", "1200", "--no-upload", "--directory", str(report))
         ended = grid.run("workload", "run", str(path), *background, *words, timeout=1500)
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
         told = json.loads((report / "report.json").read_text(encoding="utf-8"))

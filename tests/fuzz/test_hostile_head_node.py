@@ -125,6 +125,9 @@ class AttackedNode:
 
     def say(self, line: str) -> None: ...
 
+    def conclude_part(self) -> None:
+        self.conclude(None)
+
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         assert isinstance(error, str)
         assert len(error) <= MAX_REASON_LENGTH

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.grid]
 Alert = dict[str, Any]
 TOKEN = "the-agent-of-west-may-come"
 QUICK = {"hold": 0, "release": 0, "black_hole_failures": 3, "flapping_changes": 3, "claim_stuck_after": 1}
-QUICK |= {"starving_after": 1}
-ONE_CLICK_AWAY = {"claim-stuck": ("Cancel…",), "slow-link": ("Measure",)}
+QUICK |= {"starving_after": 1, "flood_jobs": 10}
+ONE_CLICK_AWAY = {"claim-stuck": ("Cancel…",), "queue-flooded": ("Hold…", "Cancel…"), "slow-link": ("Measure",)}
 """Buttons of the page to which an alert links."""
 OF_VERSION = "import sys, koalapy; koalapy.__version__ = sys.argv.pop(1); from koalapy.cli.main import main; main()"
 OF_CLOCK = (
@@ -286,6 +286,29 @@ def test_alert_of_starving_wide_job(grid: IncidentGrid) -> None:
     assert {grid.wait_for_end(job)["state"] for job in (first, second, wide, narrow[0])} == {"succeeded"}
     grid.wait_for_alert_end("job-starves")
     grid.cancel(narrow[1])
+    grid.wait_until_idle()
+
+
+def test_alert_of_user_flooding_queue(grid: IncidentGrid) -> None:
+    gate = grid.make_gate()
+    running = grid.submit(request_all_nodes(grid), *gate.hold)
+    grid.wait_for_state(running, "running")
+    flood = [grid.submit(request_all_nodes(grid), "true", owner="mallory") for _ in range(10)]
+    assert not grid.list_alerts("queue-flooded"), "nobody else waits"
+    bobs_job = grid.submit(request_all_nodes(grid), "true", owner="bob")
+    alert = grid.wait_for_alert("queue-flooded", "user mallory", "other users have queued jobs as well: bob")
+    assert "10 of the 11 queued jobs" in alert["summary"]
+    assert [flood_alert["target"] for flood_alert in grid.list_alerts("queue-flooded", user="mallory")] == [
+        "user mallory"
+    ]
+    assert grid.list_alerts("queue-flooded", user="bob") == []
+    assert [flood_alert["job"] for flood_alert in grid.list_alerts("job-starves", user="bob")] in ([], [bobs_job])
+    assert grid.apply_remedy(alert).count("held") == 10
+    grid.wait_for_alert_end("queue-flooded")
+    gate.open()
+    assert grid.wait_for_end(bobs_job)["state"] == "succeeded"
+    assert {grid.get_job(job)["state"] for job in flood} == {"held"}
+    assert grid.run_koala("cancel", *map(str, flood), "--reason", "test").returncode == 0
     grid.wait_until_idle()
 
 

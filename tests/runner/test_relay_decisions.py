@@ -25,6 +25,7 @@ class RecordingRunner:
         self.messages: list[tuple[str, dict[str, Any]]] = []
         self.relay_starts: list[Callable[[bool, str], None]] = []
         self.relayed: list[Any] = []
+        self.unreached: list[Any] = []
         self.errors: list[str] = []
         self.successes = 0
 
@@ -34,8 +35,9 @@ class RecordingRunner:
     def start_relay(self, _plan: Plan, on_start: Callable[[bool, str], None]) -> None:
         self.relay_starts.append(on_start)
 
-    def report_relayed(self, pairs: Any, layout: int) -> None:
+    def report_relayed(self, pairs: Any, unreached: Any, layout: int) -> None:
         self.relayed.append((sorted(pairs), layout))
+        self.unreached = sorted(unreached)
 
     def conclude(self, _code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         assert infrastructure
@@ -146,6 +148,26 @@ def test_failed_pair_that_must_be_direct_is_an_error(decide: Callable[..., Decis
         lambda: decision.runner.errors or any(p["op"] == "unreached" for _, p in decision.runner.messages)
     )
     assert not decision.runner.relay_starts
+
+
+def test_pairs_relayed_with_a_failed_one_are_not_reported_as_unreached(decide: Callable[..., Decision]) -> None:
+    pairs = [("north", "south"), ("north", "west"), ("south", "west")]
+    decision = decide(*((*pair, "any") for pair in pairs), clusters=("north", "south", "west"))
+
+    def answer(*failed_at_1: int) -> None:
+        for index in (1, 2):
+            decision.send_ready(index)
+        for index, failed in ((0, ()), (1, failed_at_1), (2, ())):
+            decision.send_reached(index, *failed)
+
+    answer(2)
+    assert decision.last("move")["relayed"]["on_loopback"], "no network of a node is known"
+    decision.run_until(lambda: decision.runner.relay_starts)
+    decision.runner.relay_starts[-1](True, "")
+    answer()
+    decision.run_until(lambda: decision.runner.successes)
+    assert decision.runner.relayed == [(pairs, 0)]
+    assert decision.runner.unreached == [("south", "west")]
 
 
 def test_taken_ports_select_the_next_layout_until_none_is_left(decide: Callable[..., Decision]) -> None:

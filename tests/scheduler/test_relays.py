@@ -169,10 +169,23 @@ def test_report_of_third_site_does_not_change_the_link_of_two_others(links: Any)
     assert text.endswith("as west reports; other jobs try links of other sites directly")
 
 
-def report_relayed(world: World, job: int, cluster: str, pairs: Any) -> None:
+def test_report_of_pair_relayed_with_others_does_not_change_its_link() -> None:
+    """All pairs of a job may have to be relayed since one is."""
+    world = World({"north": 4, "south": 4, "west": 4}, relays=Relays(1000))
+    world.step([RelayChanged(name, is_ready=True) for name in world.sites])
+    job = world.submit(fixed(west=4, north=1, south=1), run_time=20.0)
+    world.advance(1)
+    every = (BOTH, ("north", "west"), ("south", "west"))
+    report_relayed(world, job, "west", every, unreached=(("north", "west"),))
+    assert live(world.job(job)).relayed == every
+    assert [pair for pair in every if world.queries.relayed_since(pair)] == [("north", "west")]
+    assert world.reasons(job, "relayed")[0].endswith("go over relays")
+
+
+def report_relayed(world: World, job: int, cluster: str, pairs: Any, unreached: Any = None) -> None:
     """Let the component of a job on a cluster report that pairs of clusters are relayed."""
     (index,) = (component.index for component in live(world.job(job)).gang if component.cluster == cluster)
-    status = ComponentStatus(world.job(job).token(index), ComponentState.CLAIMED, relayed=pairs)
+    status = ComponentStatus(world.job(job).token(index), ComponentState.CLAIMED, relayed=pairs, unreached=unreached)
     world.step([Reported(cluster, status)])
 
 

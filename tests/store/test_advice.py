@@ -53,6 +53,10 @@ def test_advice_of_failed_attempt_has_no_run_time(stores: Stores) -> None:
     )
     write_jobs(stores, make_completed_job(2, state=JobState.FAILED))
     assert stores.advice.record("", 1) == [make_advised_placement(2, advised_at=200.0)]
+    limited = replace(SPEC, walltime=30.0)
+    write_jobs(stores, make_completed_job(3, limited, state=JobState.RUNNING), advised=(make_advised_placement(3),))
+    write_jobs(stores, make_killed_job(3, limited, 30.0))
+    assert stores.advice.record("", 1)[0].actual is None, "it would have run for longer"
 
 
 def test_advice_record_is_newest_first_filtered_and_limited(stores: Stores) -> None:

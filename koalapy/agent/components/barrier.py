@@ -267,6 +267,8 @@ class Barrier:
                 self._streams.receive_from_runner(runner, message["message"])
             case "relay_used":
                 component.relayed = tuple((str(one), str(other)) for one, other in message["pairs"])
+                if (unreached := message["unreached"]) is not None:
+                    component.unreached = tuple((str(one), str(other)) for one, other in unreached)
                 self._reporter.publish_status(component)
             case "relay":
                 self._pass_on(component, runner, message)

@@ -120,6 +120,8 @@ class Component:
     plan: dict[str, Any] | None = None
     relayed: tuple[tuple[str, str], ...] = ()
     """Pairs of clusters between which its program's messages go through relays."""
+    unreached: tuple[tuple[str, str], ...] | None = None
+    """Those that need relays, since their nodes did not reach each other directly; None: unknown."""
     relay_lost: bool = False
     """Whether it has failed because relayed links outside this site were lost, or because it was preempted here."""
     stop: str | None = None
@@ -285,6 +287,7 @@ class Component:
             lease=self.lease,
             use=self._node_use(),
             relayed=self.relayed,
+            unreached=self.unreached,
             relay_lost=self.relay_lost,
         )
 

@@ -254,8 +254,9 @@ class Reporter:
         prefix = lrm_name(self.instance, "")
         for job in self._jobs_of_daemon(snapshot, prefix):
             token = job.name.removeprefix(prefix)
+            is_over = job.gone or job.state is LrmJobState.ENDED
             # Another user's job may have such a name.
-            if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
+            if job.name not in self.components and not is_over and is_token(token):
                 yield token, job
 
     def list_nodes(self, snapshot: LrmSnapshot, age: float) -> NodeList:

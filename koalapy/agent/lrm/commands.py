@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from koalapy.agent.lrm.rejections import classify_rejection, explain_rejection, names_too_many_nodes
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -41,20 +40,8 @@ class CommandResult:
         return "; ".join(dict.fromkeys(line for line in texts if line)) or f"exit code {self.code}"
 
 
-class RunCommand(Protocol):
-    """The signature of ``run_command``, for tests that replace it."""
-
-    async def __call__(
-        self,
-        *argv: str,
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout: float = COMMAND_TIMEOUT_S,
-    ) -> CommandResult: ...
-
-
-RunAsUser = Callable[..., Awaitable[CommandResult]]
-"""Runs a command as an account, or as the agent itself if the name is empty: ``RunAs.run``."""
+RunCommand = Callable[..., Awaitable[CommandResult]]
+"""``run_command``, or what replaces it in tests; ``RunAs.run`` takes the account too, empty for the agent's own."""
 
 
 class Commands:
@@ -62,7 +49,7 @@ class Commands:
 
     def __init__(
         self,
-        run_as: RunAsUser,
+        run_as: RunCommand,
         environment: Mapping[str, str],
         transient: re.Pattern[str],
         hints: Sequence[tuple[re.Pattern[str], str]] = (),

@@ -86,6 +86,8 @@ class LrmJob:
     user: str = ""
     """The account that it runs as; empty for the agent's own."""
     exceeded: Exceeded = ""
+    gone: bool = False
+    """Whether the resource manager no longer holds it, although how it ended is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from koalapy.model.bounds import (
     Count,
     ExitCode,
     Host,
+    MaxEntries,
     Name,
     Nodes,
     Number,
@@ -93,7 +94,9 @@ class RelayUsed(RunnerMessage):
     """The pairs of clusters between which the program's messages go through relays."""
 
     t: Literal["relay_used"]
-    pairs: Annotated[list[NamedPair], Field(max_length=MAX_RELAYED_PAIRS)]
+    pairs: Annotated[list[NamedPair], MaxEntries(MAX_RELAYED_PAIRS)]
+    unreached: Annotated[list[NamedPair], MaxEntries(MAX_RELAYED_PAIRS)] | None = None
+    """Those that need relays; None, from runners of earlier versions, for all."""
 
 
 class NodeUsage(RunnerMessage):

@@ -16,7 +16,7 @@ FORECAST_TIMEOUT_S = 3.0
 
 def show_job(
     job: LastJob = None,
-    attempts: Annotated[int, Option(help="number of last attempts in the chart", min=1, max=10**6)] = 5,
+    attempts: Annotated[int, Option(help="number of last attempts to show", min=1, max=10**6)] = 5,
     follow: Annotated[bool, Option("-f", "--follow", help="first show the progress of file transfers")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
@@ -35,9 +35,8 @@ def show_job(
     if as_json:
         show_json(answer)
     else:
-        # Request one more attempt, since the chart begins at its end.
         under_way = waiting.transfer_lines(answer, unicode=tables.is_unicode())
-        print(tables.job_page(answer, client.attempts(number, attempts + 1), attempts, under_way))
+        print(tables.job_page(answer, client.attempts(number, attempts), under_way))
         if answer["state"] == "queued" and (expected := _expected_start(client, number)):
             print(f"\n{printable(expected)}")
 

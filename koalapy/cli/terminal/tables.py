@@ -1,6 +1,5 @@
 """Tables and pages as plain text that fits a terminal."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -245,11 +244,17 @@ COMPONENTS: Columns = {
 }
 
 
-def job_page(
-    job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
-) -> str:
-    """Return the page of a job with a chart of its last ``limit`` attempts. ``transfers``: lines on its transfers."""
-    unicode = is_unicode() if unicode is None else unicode
+ATTEMPTS: Columns = {
+    "ATTEMPT": itemgetter("generation"),
+    "PLACED": lambda attempt: format_moment(attempt["placed_at"]),
+    "ENDED": lambda attempt: format_moment(attempt["ended_at"]),
+    "COMPONENTS": lambda attempt: ",".join(f"{c['cluster']}:{c['size']}" for c in attempt["components"]),
+    "REASON": lambda attempt: attempt["end_reason"] or "-",
+}
+
+
+def job_page(job: Json, attempts: Sequence[Json], transfers: Sequence[str] = ()) -> str:
+    """Return the page of a job with its last attempts. ``transfers``: lines on its transfers."""
     request = job["request"]
     times = [("begin", job.get("begin")), ("deadline", job.get("deadline"))]
     facts = [
@@ -276,15 +281,11 @@ def job_page(
     if job["components"]:
         parts.append(format_columns(COMPONENTS, job["components"]))
     if job.get("dependencies") or job.get("dependents"):
-        parts.append(_dependency_graph(job, unicode=unicode))
+        parts.append(_dependency_graph(job))
     if transfers:
         parts.append("\n".join(["files", *(f"  {line}" for line in transfers)]))
     if attempts:
-        width = shutil.get_terminal_size().columns
-        now = datetime.now(UTC).timestamp()
-        from koalapy.cli.clusters.gantt import draw_chart
-
-        parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
+        parts.append(format_columns(ATTEMPTS, attempts))
     parts.append(timeline_table(job))
     return "\n\n".join(parts)
 
@@ -322,7 +323,7 @@ MAX_EDGES = 20
 """Maximum number of lines of a graph in each direction."""
 
 
-def _dependency_graph(job: Json, *, unicode: bool) -> str:
+def _dependency_graph(job: Json) -> str:
     """Return the graph of the jobs around a job: one line for each job that it waits for, or that waits for it.
 
     Alternatives of one entry of ``after`` are marked by ``or``.
@@ -333,7 +334,7 @@ def _dependency_graph(job: Json, *, unicode: bool) -> str:
         is_alternative = index > 0 and dependencies[index - 1]["clause"] == related["clause"]
         edges.append((f"{'or ' if is_alternative else ''}{_related_label(related)}", related["condition"], label))
     edges += [(label, related["condition"], _related_label(related)) for related in dependents[:MAX_EDGES]]
-    line, arrow = ("──", "─▶") if unicode else ("--", "->")
+    line, arrow = ("──", "─▶") if is_unicode() else ("--", "->")
     start_width, condition_width = (max(len(edge[column]) for edge in edges) for column in (0, 1))
     lines = [
         f"  {start.ljust(start_width)} {line} {condition.ljust(condition_width)} {arrow} {end}"

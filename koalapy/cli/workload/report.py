@@ -1,9 +1,7 @@
-"""``koala workload report``, and report folders with JSON, a page and plots."""
+"""``koala workload report``, and report folders with JSON and a page."""
 
 import json
-import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,19 +13,9 @@ from koalapy.client.http import Json
 from koalapy.workload import measures, tables
 
 
-class Plots(StrEnum):
-    PNG = "png"
-    SVG = "svg"
-    NONE = "none"
-
-
-PlotsOption = Annotated[Plots, Option("--plots", help="format of plots")]
-
-
 def show_report(
     directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs; the first is the base")],
-    output: Annotated[Path | None, Option("-o", "--output", help="directory for the report with plots")] = None,
-    plots: PlotsOption = Plots.PNG,
+    output: Annotated[Path | None, Option("-o", "--output", help="directory for the report")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the report of a run again, or compare several: koala workload report wf.report fcm.report -o compared"""
@@ -36,9 +24,9 @@ def show_report(
         make_folder(output)
     if len(reports) == 1:
         name, answer = reports[0]
-        text = save_report(output, answer, plots, name)
+        text = save_report(output, answer, name)
     else:
-        answer, text = save_comparison(output, reports, plots)
+        answer, text = save_comparison(output, reports)
     if as_json:
         show_json(answer)
     else:
@@ -67,40 +55,24 @@ def load_report(folder: Path) -> Json:
     return report
 
 
-def save_report(folder: Path | None, report: Json, form: Plots, name: str) -> str:
-    """Return the page of one run. If a folder is given, write the page, ``report.json`` and the plots there."""
+def save_report(folder: Path | None, report: Json, name: str) -> str:
+    """Return the page of one run. If a folder is given, write the page and ``report.json`` there."""
     title = measures.label_of(report, name)
     text = tables.format_report(report, f"Workload run: {title}")
     if folder is not None:
         write_file(folder / "report.json", json.dumps(report, indent=1) + "\n")
-        text = _add_plots(text, folder, [(title, report)], form)
         write_file(folder / "report.md", text)
     return text
 
 
-def save_comparison(folder: Path | None, reports: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
-    """Return the comparison of several runs as JSON and as a page. With a folder, write both and the plots there."""
+def save_comparison(folder: Path | None, reports: Sequence[tuple[str, Json]]) -> tuple[Json, str]:
+    """Return the comparison of several runs as JSON and as a page. With a folder, write both there."""
     comparison = measures.compare_reports(reports)
     text = tables.format_comparison(comparison)
     if folder is not None:
-        runs = [(run["label"], report) for run, (_, report) in zip(comparison["runs"], reports, strict=True)]
-        text = _add_plots(text, folder, runs, form)
         write_file(folder / "comparison.json", json.dumps(comparison, indent=1) + "\n")
         write_file(folder / "comparison.md", text)
     return comparison, text
-
-
-def _add_plots(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots) -> str:
-    """Write the plots and return the page with references to them."""
-    if form is Plots.NONE:
-        return text
-    try:
-        from koalapy.workload import plots
-    except ImportError:
-        print("koala: plots need matplotlib: pip install 'koalapy[plots]'", file=sys.stderr)
-        return text
-    drawn = plots.draw_figures(runs, folder, form.value)
-    return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
 
 
 def write_file(path: Path, text: str, code: Exit = Exit.FAILED, hint: str = "make room, or give another") -> None:

@@ -8,7 +8,7 @@ from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Block, waiting_for
 from koalapy.cli.terminal.streams import without_control_codes
-from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_report
+from koalapy.cli.workload.report import make_folder, save_report
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
 from koalapy.workload.daemon import WorkloadDaemon
@@ -27,7 +27,6 @@ def run_workload(
         str | None, Option(help="placement policy of every job, instead of the file's", completes="policies")
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="replace an existing report")] = False,
-    plots: PlotsOption = Plots.PNG,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int:
@@ -54,7 +53,7 @@ def run_workload(
             workload, workload_daemon, options, tell=display.print_message, show=display.draw_progress, sleep=sleep
         ).run()
     with waiting_for("writes the report"):
-        text = save_report(folder, report, plots, folder.name)
+        text = save_report(folder, report, folder.name)
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
     else:

@@ -253,6 +253,7 @@ class Hub:
     async def _receive_messages(self, session: Session, frames: AsyncIterator[str]) -> None:
         """Handle a session's messages until it ends or is replaced. Close the connection at the first invalid one."""
         async for frame in session.receive_frames(frames):
+            await self._budgets.await_allowance(session.cluster)  # an earlier connection may have spent it
             if self._sessions.get(session.cluster) is not session:
                 return  # disconnected or replaced: the agent repeats its messages after it reconnects
             try:

@@ -1,16 +1,18 @@
-"""Checks for jobs that do not get all their nodes, and jobs that starve."""
+"""Checks for jobs that do not get all their nodes, jobs that starve, and users that flood the queue."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from heapq import nsmallest
 from itertools import islice
+from shlex import quote
 
 from sortedcontainers import SortedDict, SortedList
 
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
-from koalapy.model.wording import format_nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
 from koalapy.system.event_loop import iterate_in_slices
 
@@ -39,6 +41,7 @@ class JobChecks:
         """The queued jobs, each with its ``Wait``, None for a deferred job."""
         self._waits = SortedList()
         """The waits of all queued jobs, the longest first."""
+        self._queued_by_owner = Counter[str]()
         self._active: dict[JobId, Job] = {}
         for job in self._queries.jobs():
             self.note_change(job)
@@ -49,17 +52,22 @@ class JobChecks:
         del previous_state  # a restored job has none
         if job.spec.internal:
             return
-        wait = _wait_of(job)
+        owner, wait = job.spec.owner, _wait_of(job)
+        was_queued, is_queued = job.id in self._queued, job.state is JobState.QUEUED
         previous_wait: Wait | None = self._queued.get(job.id)
         if wait != previous_wait:
             if previous_wait is not None:
                 self._waits.remove(previous_wait)
             if wait is not None:
                 self._waits.add(wait)
-        if job.state is JobState.QUEUED:
+        if is_queued:
             self._queued[job.id] = wait
-        else:
-            self._queued.pop(job.id, None)
+        elif was_queued:
+            del self._queued[job.id]
+        if is_queued is not was_queued:
+            self._queued_by_owner[owner] += 1 if is_queued else -1
+            if not self._queued_by_owner[owner]:
+                del self._queued_by_owner[owner]
         if job.state.is_active:
             self._active[job.id] = job
         else:
@@ -83,6 +91,8 @@ class JobChecks:
                 continue
             if overtaking_jobs := [other for other in self._active.values() if _has_overtaken(other, waiting, since)]:
                 yield self._starving_alert(waiting, since, overtaking_jobs)
+        for alert in self._flood_alerts(now):
+            yield alert
 
     def _stuck_alert(self, job: Job, since: float, now: float) -> Alert:
         """Return the alert for a job that holds nodes while it waits for others ``since`` a time."""
@@ -125,12 +135,33 @@ class JobChecks:
         if self._queries.planned_job == job.id:
             return f"its start is planned now; see what it waits for: koala explain {job.id}"
         later = list(map(str, islice(self._queued.irange(job.id, inclusive=(False, True)), MAX_LISTED + 1)))
-        permanent = "; permanently: rules.plan_after 600 in the configuration"
+        permanent = "; permanently: rules.plan_after 3600 in the configuration"
         permanent = "" if self._queries.rules.plans_starts else permanent
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
         suffix = ", and the jobs after them" if len(later) > MAX_LISTED else ""
         return f"hold the later jobs{suffix}: koala hold {' '.join(later[:MAX_LISTED])} --reason starving{permanent}"
+
+    def _flood_alerts(self, now: float) -> list[Alert]:
+        """Return an alert for each user with too large a part of the queue. Return none if only one user has jobs."""
+        queued = self._queued_by_owner
+        total = sum(queued.values())
+        listing = "koala queue --state queued -q"
+        return [
+            Alert(
+                AlertKind.QUEUE_FLOODED,
+                Severity.WARNING,
+                f"user {owner}",
+                f"{count} of the {total} queued jobs belong to {owner}",
+                f"other users have queued jobs as well: {format_list(sorted(set(queued) - {owner}))}",
+                f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}) "
+                f"--reason 'too many at once'; permanently: limits.users.{owner}.queued_jobs in the configuration",
+                now,
+                user=owner,
+            )
+            for owner, count in queued.items()
+            if len(queued) > 1 and count >= self._rules.flood_jobs and count >= self._rules.flood_share * total
+        ]
 
 
 _MISSING = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)

@@ -7,14 +7,13 @@ from itertools import islice
 from typing import Annotated, Any
 
 import structlog
-from pydantic import Field
 
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.bounds import MAX_LISTED, Bytes, Name, Path
+from koalapy.model.bounds import MAX_LISTED, Bytes, MaxEntries, Name, Path
 from koalapy.model.errors import (
     ConflictError,
     KoalaError,
@@ -61,7 +60,7 @@ class Found(Message):
     path: Path
     size: Bytes
     checksum: Name
-    parts: Annotated[list[FoundPart], Field(max_length=MAX_LISTED)] | None = None
+    parts: Annotated[list[FoundPart], MaxEntries(MAX_LISTED)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 import hashlib
 import ssl
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -22,8 +20,7 @@ PUBLIC_FILE = "certificate.pem"
 Commands and embedded agents of the daemon's account authenticate the daemon by it.
 """
 EXPIRY_WARNING = 14 * 86400.0
-"""Seconds before the expiry of a certificate from which an alert, and a daily log line, warn of it."""
-DAY = 86400.0
+"""Seconds before the expiry of a certificate from which an alert warns of it."""
 
 
 class Certificate:
@@ -36,7 +33,6 @@ class Certificate:
         """The file with the certificate in use."""
         self.complaint = ""
         """Why changed files are not used; empty if the certificate in use is from the present files."""
-        self._warned_at = 0.0
         # This context needs a certificate, although every handshake continues with the latest one.
         self.context = server_context()
         self.context.sni_callback = self._show_latest
@@ -70,7 +66,6 @@ class Certificate:
             else:
                 log.info("the new certificate is in use", action="certificate-renewed", file=str(self.path))
                 self._stamps, self.complaint = stamps, ""
-        self._warn_of_expiry()
 
     def _use_certificate(self, loaded: LoadedCertificate) -> None:
         """Publish a loaded certificate for clients on this host, and use it.
@@ -86,20 +81,7 @@ class Certificate:
                 value=str(self.public_path.parent),
                 hint="see that there is room, and that the directory may be written",
             ) from error
-        self._loaded, self._warned_at = loaded, 0.0
-        self._warn_of_expiry()
+        self._loaded = loaded
 
     def _show_latest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._loaded.context
-
-    def _warn_of_expiry(self) -> None:
-        """Log once a day that the certificate has expired or expires soon."""
-        now = time.time()
-        if self.expires_at - now < EXPIRY_WARNING and abs(now - self._warned_at) > DAY:
-            self._warned_at = now
-            log.warning(
-                "the certificate has expired" if self.expires_at < now else "the certificate expires soon",
-                action="certificate-expires",
-                file=str(self.path),
-                expires=datetime.fromtimestamp(self.expires_at, UTC).isoformat(),
-            )

@@ -1,4 +1,4 @@
-"""The pages of the network: a heat map of all links, and the history of one link."""
+"""The pages of the network: the map, a heat map of all links, and the history of one link."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,22 @@ from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
 from koalapy.dashboard.pictures import Point
 from koalapy.dashboard.rendering import format_rate, format_seconds
+from koalapy.dashboard.rows import Survey, node_counts
 from koalapy.model.cluster import pair_of
+from koalapy.model.job import Job
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
+from koalapy.scheduler.queries import Queries
 
 STEPS = 5
 """Number of shades of the heat map."""
 MAX_COMPLETE = 12
 """Number of clusters up to which those without a known link have a row, too."""
+MAX_JOBS = 200
+"""Maximum number of listed jobs on several clusters."""
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 
 
@@ -48,8 +54,13 @@ class LinkDirection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """Links in both directions, by source and target. In a large grid, only of clusters with a known link."""
+    """The map, and links in both directions by source and target. In a large grid, only those of clusters with a known
+    link are in rows."""
 
+    map: GridMap
+    job_count: int
+    """Number of active jobs with nodes on several clusters."""
+    drawn_jobs: int
     clusters: Sequence[ClusterName]
     rows: Sequence[Sequence[LinkDirection]]
     stale_after: float
@@ -154,13 +165,63 @@ def _name_forms(name: ClusterName) -> tuple[str, str]:
     return str(escape(name)), quote(name, safe="")
 
 
-def add_network(dashboard: Dashboard, services: Services) -> None:
+def coallocated_jobs(queries: Queries) -> list[MapJob]:
+    """Return the active jobs that have nodes on several clusters, the largest first."""
+    jobs = []
+    for job in queries.active_jobs():
+        nodes = _nodes_by_cluster(job)
+        if len(nodes) > 1:
+            largest_first = dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0])))
+            jobs.append(MapJob(job.id, str(job.state), largest_first))
+    return sorted(jobs, key=lambda job: (-sum(job.nodes.values()), job.id))
+
+
+def _nodes_by_cluster(job: Job) -> dict[str, int]:
+    """Return the number of nodes that a job has or claims, by cluster."""
+    nodes: dict[str, int] = {}
+    for component in job.attempt.gang if job.attempt is not None else ():
+        if not component.has_ended:
+            nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
+    return nodes
+
+
+def map_link(record: LinkRecord) -> MapLink:
+    """Return a link with the worse values of both directions."""
+    both = (record.link, record.measurements.link_back)
+    return MapLink(
+        record.pair,
+        str(record.state),
+        min((link.bandwidth for link in both if link.bandwidth), default=None),
+        max((link.latency for link in both if link.latency is not None), default=None),
+        is_relayed=record.is_relayed,
+    )
+
+
+def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> GridMap:
+    """Return the map of all clusters, the known links between those that it can show, and the first of the jobs."""
+    clusters = []
+    for record in services.jobs.list_clusters():
+        status = queries.grid[record.name]
+        clusters.append(MapCluster(record.name, record.state, node_counts(status, survey), status.known_at(now) != now))
+    clusters.sort(key=lambda cluster: cluster.name)
+    linked = {cluster.name for cluster in clusters}
+    if len(clusters) > MAX_RING:
+        linked &= {name for job in drawn_jobs(jobs) for name in job.nodes}
+    links = [
+        map_link(record)
+        for record in services.network.list_known_links()
+        if record.pair[0] != record.pair[1] and record.state != "unmeasured" and linked.issuperset(record.pair)
+    ]
+    return GridMap(clusters, links, jobs[:MAX_JOBS])
+
+
+def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the pages of all links and of one link, and the form that measures them."""
-    network = services.network
+    network, queries = services.network, dashboard.engine.queries
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
     async def matrix() -> NetworkView:
-        """Return the newest measurement of each pair of clusters, and within each cluster."""
+        """Return the map, and the newest measurement of each pair of clusters and within each cluster."""
         names, omitted = network.cluster_names, list[ClusterName]()
         if len(names) > MAX_COMPLETE:
             known = [
@@ -174,7 +235,17 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
         records = network.list_links(combinations_with_replacement(names, 2))
         links = link_directions(records)
         rows = [[links[source, target] for target in names] for source in names]
-        return NetworkView(names, rows, network.stale_after, notes_of(records), omitted)
+        jobs = coallocated_jobs(queries)
+        return NetworkView(
+            map=make_map(services, survey, queries, dashboard.engine.clock(), jobs),
+            job_count=len(jobs),
+            drawn_jobs=len(drawn_jobs(jobs)),
+            clusters=names,
+            rows=rows,
+            stale_after=network.stale_after,
+            notes=notes_of(records),
+            omitted=omitted,
+        )
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> LinkView:

@@ -100,7 +100,8 @@ class Components:
         pairs = sorted({pair_of(*pair) for pair in status.relayed if clusters.issuperset(pair) and pair[0] != pair[1]})
         if live(job).barrier_at is None or not (new := [pair for pair in pairs if pair not in known]):
             return job
-        ignored = self._link_paths.learn_from_report(job, cluster, new, now)
+        unreached = new if status.unreached is None else sorted({pair_of(*pair) for pair in status.unreached} & {*new})
+        ignored = self._link_paths.learn_from_report(job, cluster, unreached, now)
         job = self._ledger.change_attempt(job, relayed=tuple(sorted({*known, *new})))
         text = relayed_text(new)
         if ignored:

@@ -29,6 +29,8 @@ MARGIN_S = 60.0
 """Seconds that a job may hold its nodes beyond its run time."""
 UNKNOWN_S = 86400.0
 """The expected run time of a job of which nothing is known. Nothing ends a job at this time."""
+ESTIMATES_S = 600.0
+"""Seconds after which estimates are renewed."""
 ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 """Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
 requests and similar run times are tried together."""
@@ -70,7 +72,8 @@ class Plan:
         self._streams = 0
         """Streams over the hub that the job would need."""
         self._estimates: dict[Alike, float] = {}
-        """Estimated run times by application and size, as of the last periodic scan."""
+        """Estimated run times by application and size, for ``ESTIMATES_S`` seconds."""
+        self._estimated_at = 0.0
         self._alike: dict[JobId, Alike] = {}
         """The applications and sizes of active jobs without a walltime, as far as they were needed."""
         self._ledger.on_job_removed.append(self._forget)
@@ -122,7 +125,9 @@ class Plan:
             return self._rules.default_walltime
         if alike not in self._estimates:
             learned = self._state.experience.expected_at_most(spec)
-            self._estimates[alike] = UNKNOWN_S if learned is None else learned
+            if learned is None:
+                return UNKNOWN_S
+            self._estimates[alike] = learned
         return self._estimates[alike]
 
     # What other jobs may use
@@ -205,10 +210,14 @@ class Plan:
     def invalidate(self) -> None:
         """Make the next ``update`` choose again, by new estimates."""
         self._is_stale = True
-        self._estimates.clear()
+        if self._state.now >= self._estimated_at + ESTIMATES_S:
+            self._estimated_at = self._state.now
+            self._estimates.clear()
 
     def note_arrival(self, job: Job) -> None:
-        """Let a job that was refused have the plan if no other has it."""
+        """Let a job that was refused have the plan if no other has it; after a pause periodic scans see to that."""
+        if self._rules.plan_after:
+            return
         if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
             self._is_stale = True
 
@@ -216,7 +225,7 @@ class Plan:
         """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
         if job.id == self._last_placed:
             self._turns[job.spec.priority], self._is_stale = job.id, True
-        elif self.holder is None:
+        elif self.holder is None and not self._rules.plan_after:
             self._is_stale = True
 
     def note_departure(self, job: JobId) -> None:

@@ -425,7 +425,7 @@ class TrackedJobs:
     def unresolved_jobs(self) -> list[LrmJob]:
         """Return the jobs that have gone but with unknown exit codes; snapshots show them as running."""
         return [
-            LrmJob(job.id, job.name, LrmJobState.RUNNING, job.nodes, user=job.user)
+            LrmJob(job.id, job.name, LrmJobState.RUNNING, job.nodes, user=job.user, gone=True)
             for job in self.by_id.values()
             if job.gone_since is not None
         ]

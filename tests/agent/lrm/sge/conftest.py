@@ -12,7 +12,7 @@ import pytest
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
-from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.adapter import SgeLrm
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -104,6 +104,7 @@ class RememberingControl(JobControl):
     def __init__(self) -> None:
         self.native: list[list[str]] = []
         self.cancelled: list[str] = []
+        self.endings: dict[str, DrmaaEnding] = {}
         self.problem = ""
         self.rejection: Exception | None = None
 
@@ -115,6 +116,9 @@ class RememberingControl(JobControl):
 
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
+
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
+        return self.endings.get(job)
 
     async def submit_error(self) -> str:
         return self.problem

@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.commands import CommandResult
-from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import DrmaaEnding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
 from koalapy.agent.lrm.sge.commands import SgeCommands
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -155,18 +155,32 @@ async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: Fake
     assert (ended_job.state, ended_job.exit_code, ended_job.lost) == (LrmJobState.ENDED, 3, False)
 
 
-async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+@pytest.mark.parametrize(
+    ("ending", "end"),
+    [
+        (None, (None, False, "Grid Engine does not say how it ended")),
+        (DrmaaEnding("", exit_code=3), (3, False, "")),
+        (DrmaaEnding("", aborted=True), (None, True, "Grid Engine ended it")),
+        (DrmaaEnding("", signal="SIGKILL"), (None, True, "Grid Engine ended it SIGKILL")),
+    ],
+)
+async def test_end_without_accounting_is_recorded_after_delay(
+    lrm: SgeLrm,
+    engine: FakeGridEngine,
+    control: RememberingControl,
+    ending: DrmaaEnding | None,
+    end: tuple[int | None, bool, str],
+) -> None:
     engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
     engine.show_recording("idle.xml")
     engine.add_accounting(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # job numbers are reused
-    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    if ending is not None:
+        control.endings[job.id] = ending
+    known = ending is not None and ending.exit_code is not None
+    assert (get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED) == known
     ended_job = await wait_until_ended(lrm, "koala-m")
-    assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (
-        None,
-        False,
-        "Grid Engine does not say how it ended",
-    )
+    assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == end
 
 
 async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -179,7 +193,8 @@ async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGrid
         for _ in range(3):
             snapshot = await lrm.take_snapshot()
             assert snapshot.idle == 4
-            assert get_job(snapshot, "koala-m").state is LrmJobState.RUNNING
+            job = get_job(snapshot, "koala-m")
+            assert (job.state, job.gone) == (LrmJobState.RUNNING, True)
     release()
     assert (await wait_until_ended(lrm, "koala-m")).exit_code == 7
 
