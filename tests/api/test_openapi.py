@@ -185,7 +185,15 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
     await request_files(api, sites)
     for order in (None, {"user": "bob", "role": "user", "expires": "8h", "note": "CI"}, {"role": "god"}):
         await api.post("/api/v1/tokens", json=order)
-    for path in ("/tokens", "/tokens?all=true&user=bob", "/tokens?x=1", "/limits", "/limits?user=bob", "/limits?x=1"):
+    for path in (
+        "/tokens",
+        "/tokens?all=true&user=bob",
+        "/tokens?x=1",
+        "/limits",
+        "/limits/shares",
+        "/limits?user=bob",
+        "/limits?x=1",
+    ):
         await api.get(f"/api/v1{path}")
     for order in ({"tokens": [2]}, {"tokens": [9]}, {"all": True}, {"tokens": "x"}):
         await api.post("/api/v1/tokens/revoke", json=order)

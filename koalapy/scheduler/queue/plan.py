@@ -267,6 +267,7 @@ class Plan:
         if not self._is_stale and not self._may_change():
             return False
         before, limits, start = self.holder, self._limits, self.start
+        binding = self._binds, self._streams
         self._limits, self._streams, self._binds = {}, 0, frozenset()
         for name in limits:
             self._grid[name].nodes.classes.kept = ANY_NODE
@@ -276,7 +277,7 @@ class Plan:
         if self.holder != before or self.holder is None:
             self.first_start = self.start
         for name in {*limits, *self._limits}:
-            if limits.get(name) != self._limits.get(name):
+            if limits.get(name) != self._limits.get(name) or binding != (self._binds, self._streams):
                 self._grid.touch(name)
         self._planned_on = self._grid.version
         return (
