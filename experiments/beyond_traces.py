@@ -171,7 +171,10 @@ class OfTraces(Experiment):
         for ax, setting in zip(panels, self.settings, strict=True):
             for index, variant in enumerate(self.ways[1:]):
                 ratios = [self._mean_ratio(results, trace, setting, variant) for trace in self.traces]
-                heights = [place + 0.25 * (index - (len(self.ways) - 2) / 2) for place in range(len(self.traces))]
+                heights = [
+                    place + min(0.25, 0.7 / (len(self.ways) - 1)) * (index - (len(self.ways) - 2) / 2)
+                    for place in range(len(self.traces))
+                ]
                 means = [mean for mean, _, _ in ratios]
                 errors = [[mean - low for mean, low, _ in ratios], [high - mean for mean, _, high in ratios]]
                 ax.errorbar(

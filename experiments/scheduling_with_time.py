@@ -20,6 +20,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
+from koalapy.workload.tables import markdown_table
 
 LOAD = 0.9
 """The offered load, to which the arrivals of a window are stretched."""
@@ -29,6 +30,18 @@ SHORT_S = 10.0
 """Run times below count as so long in a bounded slowdown."""
 A_MINUTE = 60.0
 """Added to each wait, so that windows in which hardly any job waits count little."""
+MISSED = (
+    "With exact walltimes all requirements for the means over the traces are met but the last. With users' "
+    "walltimes the first two are missed narrowly, and on HPC2N also the widest tenth of a single trace (0.92, "
+    "required 0.90). Where half of the jobs have no walltime the first two are missed clearly; which part the "
+    "learned run times have in it was not examined. The mean wait against `scan` is missed in all settings, since "
+    "nodes stay idle for the planned job, which `scan` gives to any job; for this its widest jobs and its longest "
+    "waits are worse. A plan after 12 hours meets it with walltimes, but not the requirement for the widest jobs. "
+    "Not measured: more than five windows of a trace, local users, and the mixes of GrenchMark. The figures are "
+    "those of commit 6553eed3; since then estimates are renewed every ten minutes, not in each scan."
+)
+"""Which requirements are missed, and why."""
+DEFAULT = "plan after 1 h"
 TODAY = Path(__file__).with_name("scheduling_with_time.json")
 """Results of the scheduler with aging and starvation guarantee, which did not look at walltimes, and its commit."""
 
@@ -113,9 +126,22 @@ class Waiting(OfTraces):
             )
             for trace in (*self.traces, ALL)
             for setting in self.settings
-            for way in self.ways[1:]
+            for way in (self.ways[1:] if trace == ALL else [DEFAULT])
             for measure, of in self.measures.items()
         ]
+
+    def write_remarks(self, results: Sequence[Result]) -> str:
+        lines = []
+        for setting in self.settings:
+            mean, widest, longest = (
+                self._ratio(results, ALL, setting, DEFAULT, measure)[0] for measure in self.measures
+            )
+            scan = mean / self._ratio(results, ALL, setting, "scan")[0]
+            lines.append([setting, *(f"{ratio:.2f}" for ratio in (mean, widest, longest, scan))])
+        required = ["required at most", "0.60", "0.60", "1.00", "1.15"]
+        header = ["walltimes", "mean wait", "wait of the widest tenth", "longest wait", "mean wait, × scan"]
+        table = markdown_table(header, [*lines, required])
+        return f"{super().write_remarks(results)}\n\nThe default ({DEFAULT}) over all traces:\n\n{table}\n\n{MISSED}"
 
     def _ratio(
         self, results: Iterable[Result], trace: str, setting: str, way: str, measure: str = "wait"
