@@ -163,7 +163,7 @@ MEANINGS: Mapping[str, str] = {
     "folder-not-removed": "The remains of a job cannot be removed.",
     "folders-not-swept": "The agent cannot list an account's folders to remove expired ones.",
     "folders-swept": "The agent removed the remains of old jobs or killed runners.",
-    "forecast-failed": "A periodic forecast failed. See [accuracy](what-if.md#accuracy).",
+    "forecast-failed": "A periodic forecast failed. See [what if](what-if.md).",
     "impostor": "A process claimed to be a job's runner, and was rejected. See [security](security.md).",
     "job-changed": "A job has started, ended or returned to the queue. `debug`: any change of state.",
     "job-numbers-raised": "An agent reports a higher job number than the database. New jobs get numbers above it.",

@@ -24,7 +24,7 @@ CLUSTERS = {
     "west": {"network": "127.0.33", "nodes": 16},
 }
 PAGES = (
-    "my-jobs", "queue", "clusters", "map", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
+    "my-jobs", "queue", "clusters", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
     "history", "what-if",
 )  # fmt: skip
 FORMS = ("/jobs/new", "/what-if", "/queue/confirm")

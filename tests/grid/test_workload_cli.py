@@ -75,7 +75,4 @@ def test_workload_run_with_background_load_succeeds(make_grid: Callable[..., Emb
     assert set(used["clusters"]) == {"north", "south"}
     assert 0.05 < used["all"]["background"] < 0.35
     assert 0 < used["all"]["ours"] < 1
-    for name in ("response", "coallocated", "utilisation", "cdf", "sizes"):
-        assert (folder / f"{name}.png").stat().st_size > 5000
-        assert f"{name}.png" in result.stdout
     grid.wait_until_idle()
