@@ -460,7 +460,7 @@ async def test_translated_script_has_variables_of_slurm_for_the_whole_job(agent:
 async def test_srun_starts_tasks_with_their_variables_and_those_of_the_script(agent: FakeAgent) -> None:
     text = """export SEED=7 "WORDS=a  b"
 srun -n 2 -c1 --mpi=pmix sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID: $SEED "$WORDS" on $KOALA_HOST'
-srun -l sh -c 'echo $SLURM_NNODES; exit 5'; echo code $?
+srun -l sh -c 'echo $SLURM_NNODES'; srun -n 1 sh -c 'exit 5'; echo code $?
 srun -N 1 -o one-%j echo ended && cat one-7
 srun --multi-prog file; echo code $?"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
