@@ -25,7 +25,8 @@ def test_measured_links_change_placement(make_grid: Callable[..., EmbeddedGrid])
     unmeasured = grid.http.post("/api/v1/explain", json=SIX).json()
     assert "not measured is the link between north and south" in unmeasured["placement"]["reason"]
     result = grid.run_koala("network", "measure")
-    assert (result.returncode, result.stderr) == (0, ""), result.stdout
+    # Standard error tells what a slow measurement waits for.
+    assert (result.returncode, "no link" in result.stderr) == (0, False), result.stderr
     assert sorted(line.partition(":")[0] for line in result.stdout.splitlines()) == [
         "north - north",
         "north - south",
