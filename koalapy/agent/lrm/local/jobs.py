@@ -122,7 +122,8 @@ class JobTable:
     """All jobs, and a queue that is strictly first come, first served over all users.
 
     A node belongs to one job at a time, or to several that share it. Partly used nodes are allocated first, and then
-    the lowest numbers. Each reservation has a separate queue. Other jobs get its nodes if they end before it begins.
+    the lowest numbers. Each reservation has a separate queue. Other jobs get its nodes if they end before it begins,
+    and hold up no others if too few nodes are left to them.
     """
 
     def __init__(
@@ -168,8 +169,9 @@ class JobTable:
             return None
         now = self._clock()
         heads: dict[str, LocalJob] = {}
-        for job in self.queue if self.reservations else (self.queue[0],):
-            heads.setdefault(job.reservation, job)
+        for job in self.queue if self.reservations or self.queue[0].reservation else (self.queue[0],):
+            if job.reservation not in heads and self._leaves_enough(job, now):
+                heads[job.reservation] = job
         for job in heads.values():
             nodes = [node for node in self.nodes if node.can_run(job) and self._admits(node.address, job, now)]
             if len(nodes) >= job.size:
@@ -198,6 +200,10 @@ class JobTable:
         return not any(
             address in each.nodes and now < each.ends and each.begins < end for each in self.reservations.values()
         )
+
+    def _leaves_enough(self, job: LocalJob, now: float) -> bool:
+        """Return whether a job could start now if no other job ran. Otherwise later jobs of its queue come first."""
+        return sum(self._admits(node.address, job, now) for node in self.nodes) >= job.size
 
     def _check_reservation(self, job: LocalJob) -> None:
         """Raise ``RequestRejected`` if the job's reservation never gives it nodes."""
@@ -242,6 +248,8 @@ class JobTable:
 
         Return the seconds until another one begins or ends; None without one.
         """
+        if not self.reservations and not self._begun:
+            return None
         now = self._clock()
         self.reservations = {name: each for name, each in self.reservations.items() if each.ends > now}
         begun = {name for name, each in self.reservations.items() if each.begins <= now}

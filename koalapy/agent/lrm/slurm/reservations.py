@@ -13,7 +13,7 @@ from koalapy.agent.lrm.slurm.offer import SHOW_RESERVATIONS, Offer, option_value
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.wording import format_list
 
-_DENIED = re.compile(r"permission|invalid user id|not authorized|operator", re.IGNORECASE)
+_DENIED = re.compile(r"permission|invalid user id|not authorized|operator|password", re.IGNORECASE)
 _NO_NODES = re.compile(r"nodes are busy|node count|node configuration|node not available|many nodes", re.IGNORECASE)
 """Texts after which another partition may have the nodes."""
 _BUSY_HINT = "choose another time or fewer nodes: squeue and scontrol show reservation list what has them"

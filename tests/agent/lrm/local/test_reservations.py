@@ -87,6 +87,19 @@ def test_waiting_job_of_reservation_holds_up_no_other() -> None:
     assert table.start_all() == ["234"]
 
 
+def test_job_that_must_wait_for_reserved_nodes_holds_up_no_other() -> None:
+    table = Table()
+    table.reserve()
+    table.submit(2)
+    table.submit(1)
+    table.submit(2, 50)
+    assert table.start_all() == ["1", "23"]
+    for job in list(table.running.values()):
+        table.end_job(job)
+    table.now = 200
+    assert table.start_all() == ["12"]
+
+
 def test_released_reservation_frees_nodes_and_its_jobs_continue() -> None:
     table = Table()
     table.reserve()
@@ -94,9 +107,14 @@ def test_released_reservation_frees_nodes_and_its_jobs_continue() -> None:
     table.submit(3)
     table.now = 100
     assert table.start_all() == ["2"]
+    table.submit(3, reservation=NAME)
     table.release_reservation(NAME)
     table.release_reservation(NAME)
     assert table.start_all() == ["134"]
+    table.submit(2)
+    for job in list(table.running.values()):
+        table.end_job(job)
+    assert table.start_all() == ["12"], "the job of the released reservation holds it up"
 
 
 @pytest.mark.parametrize(
