@@ -254,6 +254,7 @@ class Lrm(Protocol):
 
         Raise ``SiteUnavailable`` if jobs use it, and the resource manager would end them or does not permit it.
         """
+        return
 
     async def list_reservations(self, prefix: str) -> Sequence[str]:
         """Return the names of the present and coming reservations that begin with ``prefix``."""

@@ -122,7 +122,7 @@ class SlurmLrm(PolledLrm):
     ) -> None:
         super().__init__(settings.poll_interval)
         self._clock, self._message_timeout_s = clock, message_timeout_s
-        self._folders = folders or JobFolders.forown_account()
+        self._folders = folders or JobFolders.for_own_account()
         self._commands = SlurmCommands(self._folders.run_as)
         self._settings, self._native_options = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._native_options, partition="leave it out, and set the cluster's partition")

@@ -70,11 +70,11 @@ class SlurmReservations:
         try:
             answer = await self._run_create(name, offer.partitions[0].name, *fields)
         except SiteError as error:
-            return Finding(subject, False, error.message, error.hint)
+            return Finding(subject, True, f"not possible: {error.message}", error.hint)
         if not answer.code:
             await self.commands.run("scontrol", "delete", f"ReservationName={name}")
         elif _DENIED.search(text := answer.error_text("scontrol")):
-            return Finding(subject, True, f"not permitted, so no koala reserve here: {text}", self._operator_hint)
+            return Finding(subject, True, f"not permitted, so its nodes cannot be reserved: {text}", self._operator_hint)
         return Finding(subject, True, f"permitted to {own_account()}")
 
     async def _try_partitions(self, order: ReservationOrder, offer: Offer, now: float) -> None:

@@ -168,7 +168,7 @@ def test_reservations_survive_in_their_file(tmp_path: Path) -> None:
     Table(path).reserve(name="a")
     Table(path).reserve(1, name="b", ends=300)
     assert set(Table(path).reservations) == {"a", "b"}
-    assert set(Table(path, nodes=2).reservations) == set()
+    assert set(Table(path, nodes=2).reservations) == {"b"}
     Path(path).write_text("[")
     assert Table(path).reservations == {}
     broken = Table(str(tmp_path / "missing" / "file"))
@@ -189,7 +189,7 @@ def test_begin_and_end_are_changes() -> None:
 
 
 def test_random_jobs_never_have_foreign_reserved_nodes() -> None:
-    for seed in range(200):
+    for seed in range(60):
         dice, table = random.Random(seed), Table()
         held: dict[str, tuple[float, float, list[str]]] = {}
         for step in range(60):

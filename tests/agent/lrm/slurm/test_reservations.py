@@ -88,7 +88,7 @@ async def test_reserve_takes_next_partition_if_first_has_too_few_nodes(slurm: Fa
 
 
 async def test_reserve_without_controller_is_unavailable(slurm: FakeSlurm) -> None:
-    error = "Unable to contact slurm controller (connect failure)"
+    error = "Unable to contact slurm controller"
     slurm.set_answer("scontrol", "", errors=f"{error}\n", code=1, when="create *")
     with pytest.raises(SiteUnavailable, match=error):
         await slurm.make_lrm().reserve_nodes(ORDER)
