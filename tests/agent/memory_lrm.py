@@ -42,6 +42,7 @@ class MemoryLrm:
         """Duration of a snapshot."""
         self._late_submissions: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
+        self.is_reserving = asyncio.Event()
         self.submissions: list[LrmSubmission] = []
         self.reservations: dict[str, ReservationOrder] = {}
         self.polls = 0
@@ -90,6 +91,7 @@ class MemoryLrm:
         return "memory 1.0"
 
     async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        self.is_reserving.set()
         await self.is_answering.wait()
         self._check()
         self.reservations.setdefault(order.name, order)

@@ -37,7 +37,7 @@ async def test_reserve_repeated_after_lost_answer_returns_the_same(
 ) -> None:
     lrm.is_answering.clear()
     asking = [asyncio.create_task(daemon.ask_agent("north", "reserve", **{**ORDER, "nodes": n})) for n in (2, 1)]
-    await asyncio.sleep(0.1)
+    await lrm.is_reserving.wait()
     lrm.is_answering.set()
     assert [answer["payload"] for answer in await asyncio.gather(*asking)] == [{"nodes": ["n0", "n1"]}] * 2
 

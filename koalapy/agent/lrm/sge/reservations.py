@@ -103,7 +103,7 @@ class SgeReservations:
             return Finding(subject, True, f"not possible: {error.message}", error.hint)
         if right:
             return Finding(subject, True, f"permitted to {self.account}")
-        text = f"not permitted, so its nodes cannot be reserved: {self.account} is not in the list arusers"
+        text = f"not permitted, so no nodes are reserved: {self.account} is not in the list arusers"
         return Finding(subject, True, text, _RIGHT_HINT.format(self.account))
 
     def _error(self, command: str, text: str) -> SiteRejected:

@@ -74,7 +74,7 @@ class SlurmReservations:
         if not answer.code:
             await self.commands.run("scontrol", "delete", f"ReservationName={name}")
         elif _DENIED.search(text := answer.error_text("scontrol")):
-            return Finding(subject, True, f"not permitted, so its nodes cannot be reserved: {text}", self._operator_hint)
+            return Finding(subject, True, f"not permitted, so no nodes are reserved: {text}", self._operator_hint)
         return Finding(subject, True, f"permitted to {own_account()}")
 
     async def _try_partitions(self, order: ReservationOrder, offer: Offer, now: float) -> None:
