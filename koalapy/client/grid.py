@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from koalapy.client.client import FINAL, Client
+from koalapy.client.errors import Exit as Exit
+from koalapy.client.errors import GridError as GridError
 from koalapy.client.http import Json
 from koalapy.client.jobs import Array, Job
 from koalapy.client.notebook import Table
