@@ -6,6 +6,7 @@ leave ``&`` and ``<`` in them. Wrapper scripts print blank lines before it.
 
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -89,6 +90,17 @@ class Listing:
     jobs: tuple[SgeJob, ...]
     unreadable: int = 0
     """Lines that were skipped. A job that is missing has not ended, then."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceReservation:
+    """An advance reservation; times in seconds since the epoch."""
+
+    id: str
+    name: str
+    begins: float
+    ends: float
+    hosts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +242,29 @@ def read_waiting_reason(text: str) -> str:
         line for line in lines if re.search(r"cannot run in PE|exceeds limit|limit .* in rule|dropped because", line)
     ]
     return next(iter([*decisive, *lines]), "")[:MAX_REASON_LENGTH]
+
+
+def read_reservations(text: bytes) -> Sequence[AdvanceReservation]:
+    """Read an answer of ``qrstat -xml``, without what is over. Raise ``SiteUnavailable`` for other text."""
+    try:
+        root, _ = _read_xml(text)
+    except Xml.ParseError as error:
+        raise SiteUnavailable(f"qrstat's answer is not XML: {_quote_begin(text)} ({error})") from error
+    reservations = []
+    for element in root.findall("ar_summary"):
+        try:
+            times = [
+                time.mktime(time.strptime(_text(element, name), "%Y-%m-%dT%H:%M:%S"))
+                for name in ("start_time", "end_time")
+            ]
+        except (ValueError, OverflowError):
+            continue
+        id, is_over = _text(element, "id"), _text(element, "state") in ("x", "d")
+        instances = [slots.get("queue_instance", "") for slots in element.findall("granted_slots_list/granted_slots")]
+        hosts = frozenset(name.partition("@")[2] for name in instances if "@" in name)
+        if id.isdecimal() and not is_over:
+            reservations.append(AdvanceReservation(id, _text(element, "name"), times[0], times[1], hosts))
+    return reservations
 
 
 def _text(element: Xml.Element, name: str) -> str:
