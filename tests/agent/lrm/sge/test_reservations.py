@@ -125,6 +125,18 @@ async def test_job_names_the_number_of_its_reservation(
     assert rejection.value.fault is SiteFault.UNSUITABLE
 
 
+async def test_job_ends_a_minute_before_its_reservation(
+    lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
+) -> None:
+    show(engine)
+    limits = []
+    for walltime in (10.0, 1e6):
+        await lrm.submit_job(make_submission(tmp_path, reservation=NAME, walltime=walltime))
+        limits += [float(word[5:]) for word in control.native[-1] if word.startswith("h_rt=")]
+    left = lrm._reservations.known[0].ends - 60 - time.time()
+    assert limits == [10.0 if left > 10 else 1.0, pytest.approx(max(1.0, left), abs=30)]
+
+
 async def test_snapshot_lists_reservations(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     show(engine)
     snapshot = await lrm.take_snapshot()
