@@ -69,8 +69,8 @@ class SgeReservations:
         words += ["-pe", self.settings.parallel_environment, str(order.nodes * layout.slots)]
         if self.settings.queue:
             words += ["-q", self.settings.queue]
-        if others := [account for account in order.accounts if account]:
-            words += ["-u", ",".join(others)]
+        if any(order.accounts):  # else only the account that makes it may use it
+            words += ["-u", ",".join(account or self.account for account in order.accounts)]
         words += [word for pair in pairwise(self.native_options) if pair[0] == "-l" for word in pair]
         answer = await self.commands.run("qrsub", *words)
         if answer.code or not _GRANTED.search(answer.text):

@@ -64,7 +64,7 @@ async def test_reserve_asks_for_whole_nodes(lrm: SgeLrm, engine: FakeGridEngine)
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert engine.list_calls("qrsub") == [
-        f"qrsub -N {NAME} -e 202611291300.00 -a 202611291200.00 -pe koala 4 -q all.q -u alice"
+        f"qrsub -N {NAME} -e 202611291300.00 -a 202611291200.00 -pe koala 4 -q all.q -u {OWNER},alice"
     ]
     assert await lrm.list_reservations("koala-0123456789ab-") == [NAME]
     assert len(engine.list_calls("qrstat -ar")) == 1
