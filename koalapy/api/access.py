@@ -94,6 +94,7 @@ ACCESS: Mapping[str, Access] = {
     "show_job": Role.USER,
     "show_limits": Role.USER,
     "list_shares": Role.USER,
+    "list_states": Role.USER,
     "show_link_history": Role.USER,
     "show_network": Role.USER,
     "show_timeline": "owner",
@@ -112,7 +113,9 @@ ACCESS: Mapping[str, Access] = {
 """Access by operation id; an operation that is missing here is for administrators."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_change", "explain_submission", "foretell_submission"})
+READ_ONLY_OPERATIONS = frozenset(
+    {"ask_what_if", "explain_change", "explain_submission", "foretell_submission", "list_states"}
+)
 """Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}
 """Names of path parameters in the audit, for those with another name there."""

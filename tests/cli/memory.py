@@ -233,6 +233,9 @@ class MemoryService:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala history")
         return self.make_record(job)
 
+    async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        return {job: self.records[job] for job in jobs if job in self.records}
+
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         record = await self.get(job)
         check_job_access(caller, record.job)
@@ -250,6 +253,7 @@ class MemoryService:
             and job_filter.name in ("", job.spec.name)
             and job_filter.home_site in ("", job.spec.home_site)
             and job_filter.array == job.array_job
+            and (job_filter.ids is None or job.id in job_filter.ids)
             and (job_filter.before is None or job.id < job_filter.before)
         ]
         next_before = matching[job_filter.limit - 1].job.id if len(matching) > job_filter.limit else None
