@@ -65,12 +65,7 @@ from koalapy.agent.lrm.sge.answers import (
     short_name,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
-from koalapy.agent.lrm.sge.reservations import (
-    DURATION_OFFSET_S,
-    RESERVATIONS_MAX_AGE_S,
-    SgeReservations,
-    report_reservations,
-)
+from koalapy.agent.lrm.sge.reservations import RESERVATIONS_MAX_AGE_S, SgeReservations, report_reservations
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
@@ -159,8 +154,8 @@ class SgeLrm(PolledLrm):
                 text = f"there is no advance reservation {submission.reservation}"
                 raise reservation_rejection(text, submission.reservation)
             native += ["-ar", reservation.id]
-            if walltime is not None:  # Grid Engine does not start a longer one
-                walltime = min(walltime, reservation.ends - DURATION_OFFSET_S - self._clock.now())
+            longest = reservation.longest_walltime(self._clock.now())
+            walltime = longest if walltime is None else min(walltime, longest)
         if walltime is not None:
             native += ["-l", f"h_rt={max(1, math.ceil(walltime))}"]
         native += self._node_options(submission, layout)

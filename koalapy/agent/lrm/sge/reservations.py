@@ -16,8 +16,6 @@ from koalapy.model.reports import MAX_RESERVATIONS, ListedState
 
 RESERVATIONS_MAX_AGE_S = 10.0
 """Age at which snapshots read the reservations again."""
-DURATION_OFFSET_S = 60.0
-"""Seconds between the longest job and the end of its reservation, as Grid Engine's default of DURATION_OFFSET."""
 _RIGHT_HINT = "qconf -au {} arusers; see docs/clusters.md, Reserved nodes"
 _BUSY_HINT = "choose another time or fewer nodes: qstat and qrstat -u '*' list what has them"
 _DENIED = re.compile(r"permission|not allowed|privileges|arusers", re.IGNORECASE)

@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.agent.lrm.port import ReservationOrder
 from koalapy.agent.lrm.sge.adapter import SgeLrm
-from koalapy.agent.lrm.sge.answers import read_reservations
+from koalapy.agent.lrm.sge.answers import AdvanceReservation, read_reservations
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
@@ -125,16 +125,22 @@ async def test_job_names_the_number_of_its_reservation(
     assert rejection.value.fault is SiteFault.UNSUITABLE
 
 
-async def test_job_ends_a_minute_before_its_reservation(
+@pytest.mark.parametrize(
+    ("now", "longest"), [(BEGIN - 1e5, 3520.0), (BEGIN + 1800, 1720.0), (BEGIN + 3599, 1.0), (BEGIN + 1e5, 1.0)]
+)
+def test_job_in_reservation_has_a_limit_within_it(now: float, longest: float) -> None:
+    assert AdvanceReservation("3", NAME, BEGIN, BEGIN + 3600).longest_walltime(now) == longest
+
+
+async def test_job_in_reservation_has_a_limit_even_without_walltime(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     show(engine)
-    limits = []
-    for walltime in (10.0, 1e6):
+    for walltime in (None, 10.0, 1e6):
         await lrm.submit_job(make_submission(tmp_path, reservation=NAME, walltime=walltime))
-        limits += [float(word[5:]) for word in control.native[-1] if word.startswith("h_rt=")]
-    left = lrm._reservations.known[0].ends - 60 - time.time()
-    assert limits == [10.0 if left > 10 else 1.0, pytest.approx(max(1.0, left), abs=30)]
+    limits = [float(word[5:]) for native in control.native for word in native if word.startswith("h_rt=")]
+    longest = lrm._reservations.known[0].longest_walltime(time.time())
+    assert limits == [pytest.approx(longest, abs=30), min(10.0, longest), pytest.approx(longest, abs=30)]
 
 
 async def test_snapshot_lists_reservations(lrm: SgeLrm, engine: FakeGridEngine) -> None:
