@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from koalapy.model.advice import Run
 from koalapy.model.cluster import Drain, Link, LinkUse, Relays
-from koalapy.model.job import Job, JobId, Nonce, Token
+from koalapy.model.job import Job, JobId, Nonce, PlannedStart, Token
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
@@ -210,6 +210,8 @@ class Beginning:
     """Maximum number of streams over the hub of the relays; 0: there is no hub."""
     link_uses: tuple[tuple[ClusterName, ClusterName, LinkUse], ...] = ()
     """The configured paths of MPI messages between clusters."""
+    past_starts: tuple[PlannedStart, ...] = ()
+    """Planned starts of jobs that have started, oldest first."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
@@ -225,6 +227,7 @@ class Beginning:
             self.people.make_accounts(),
             self.people.make_owner_use(),
             Relays(self.streams, {(first, second): use for first, second, use in self.link_uses}),
+            self.past_starts,
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)

@@ -191,6 +191,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         job,
         attempt=job.attempt and _corrected_attempt(job.attempt, now),
         tasks=job.tasks and replace(job.tasks, waits_since=min(job.tasks.waits_since, now)),
+        planned_start=job.planned_start and job.planned_start.moved_back(now),
         refusals=tuple(replace(r, until=r.until and min(r.until, until)) for r in job.refusals),
         **{**_past_times(job, now), "retry_at": job.retry_at and min(job.retry_at, now + longest)},
     )

@@ -1,13 +1,13 @@
 """The state that all components of the scheduler share, and the deadlines in the scheduler's time."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from koalapy.model.cluster import NO_RELAYS, ClusterPair, RelayedSince, Relays
-from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job import Job, JobId, PlannedStart, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Sharing
@@ -233,7 +233,9 @@ class SchedulerState:
         accounts: Accounts | None = None,
         owner_use: OwnerUse | None = None,
         relays: Relays = NO_RELAYS,
+        past_starts: Sequence[PlannedStart] = (),
     ) -> None:
+        """``past_starts``: planned starts of jobs that have started, oldest first."""
         self.rules = rules
         self.policies = policies
         self.accounts = accounts or Accounts()
@@ -248,6 +250,7 @@ class SchedulerState:
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience(speeds)
+        self.past_starts = past_starts
         self.now = 0.0
         """The scheduler's time: the latest time passed to it."""
 

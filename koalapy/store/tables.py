@@ -136,6 +136,7 @@ jobs = Table(
     Column("refusals", JSON),
     Column("awaits", JSON),
     Column("eligible_at", Float),
+    Column("planned_start", JSON(none_as_null=True)),
     Column("application", Plain(200), nullable=False, server_default=""),
     # Of an array: its tasks, and their number.
     Column("tasks", JSON(none_as_null=True)),
@@ -159,6 +160,7 @@ jobs = Table(
     _index_without_tasks("owner", "state"),
     _index_without_tasks("name"),
     _index_where("ix_jobs_arrays", "array_size > 0", "id"),
+    _index_where("ix_jobs_planned", "planned_start IS NOT NULL", "id"),
     _index_where("ix_jobs_array_job_id", "array_job IS NOT NULL", "array_job", "id"),
     Column("internal", Boolean, nullable=False, server_default=false()),
     Index(None, "internal", "ended_at"),

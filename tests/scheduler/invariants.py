@@ -557,7 +557,7 @@ def check_no_job_passed(world: "World", effects: Effects) -> None:
     if world.rules.queue != "scan" or not world.rules.event_driven:
         return
     queries = world.queries
-    changed_jobs = {entry.job for entry in effects.timeline}
+    changed_jobs = {entry.job for entry in effects.timeline if entry.event != "planned"}
     placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
     placed = [job for job in placed if job.id not in world.planned_jobs]
     rejected_shapes: set[object] = set()
@@ -585,11 +585,13 @@ def check_plan(world: "World") -> None:
 
     That is the job of the highest priority that has waited longest, of those that fit the empty grid within the current
     limits of resource managers, or a job that had the plan before. None has it while a placed job has yet to request
-    the nodes that were planned for it.
+    the nodes that were planned for it. After a restart the plan is renewed when its clusters have reported.
     """
     queries, plan_after = world.queries, world.rules.plan_after
     if plan_after is None or not world.rules.plans_starts:
         assert queries.planned_job is None
+        return
+    if queries.queues.plan.awaits_reports:
         return
 
     def capacity(cluster: ClusterStatus) -> int:

@@ -16,6 +16,7 @@ from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.plan import Plan
+from koalapy.scheduler.queue.promises import Promises
 from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Duration, Key, Place, PlacementQueue, Shape, Wakeup
 from koalapy.scheduler.state import Deadline, SchedulerState
 
@@ -39,7 +40,8 @@ class PlacementQueues:
             for priority in Priority
         }
         self.kept = KeptNodes(state)
-        self.plan = Plan(state, self._queues, self.kept)
+        self.promises = Promises(state)
+        self.plan = Plan(state, self._queues, self.kept, self.promises)
         self._last_seq = 0
         self._first_seq = 0
         """The lowest number: that of the last job moved to the front of its section."""
@@ -194,6 +196,7 @@ class PlacementQueues:
                 self._push_job(job)
         for job in jobs:
             self.kept.keep_for_restart(job)
+        self.plan.restore(job for job in jobs if job.is_in_queue)
 
     def _enter(self, job: Job, *, anew: bool, is_changed: bool = False) -> None:
         """Add a job at the tail if ``anew``, else at its old position. Try a new or changed one at once, others by a
@@ -233,6 +236,8 @@ class PlacementQueues:
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""
         self.kept.release_kept(job.id)
+        if job.planned_start is not None and job.id != self.placing:
+            job = self._ledger.change_job(job, planned_start=self.promises.end(job.planned_start))
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
