@@ -55,6 +55,8 @@ def test_job_runs_in_reservation_of_two_clusters_after_restart_of_daemon(
 
 def test_reservation_that_a_cluster_refuses_leaves_nothing_behind(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
+    past = grid.run_koala("reserve", "--at", "2020-01-01T09:00", "--for", "1h", "--flexible", "2")
+    assert past.stderr.startswith("koala: --at is 2020-01-01"), past.stderr
     load = grid.start_local_job("south", 3)
     wait_until(lambda: grid.get_cluster("south")["idle"] == 1, "a local user to have nodes")
     for request in (

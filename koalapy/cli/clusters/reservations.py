@@ -21,7 +21,7 @@ Name = Annotated[str, Argument(help="the reservation's name")]
 
 def reserve_nodes(
     request: RequestOptions,
-    at: Annotated[str | None, Option("--at", help="begin: now, 09:00, tomorrow, 2026-12-01T16:00, now+1h")] = None,
+    begin: Annotated[str | None, Option("--at", help="begin: now, 09:00, tomorrow, 2026-12-01T16:00, now+1h")] = None,
     duration: Annotated[str | None, Option("--for", help="how long: 90m, 2h or 1-00:00:00")] = None,
     name: Annotated[str, Option("--name", help="its name; default: r with a number")] = "",
     users: Annotated[list[str] | None, Option("--user", help="another user of it; repeatable")] = None,
@@ -33,12 +33,12 @@ def reserve_nodes(
     Jobs use them by koala submit --reservation NAME. Without a subcommand this needs --at, --for and a request.
     """
     nodes = request_of(request)
-    if at is None or duration is None or nodes is None:
+    if begin is None or duration is None or nodes is None:
         hint = (
             "koala reserve --at 09:00 --for 2h --flexible 16, or --fixed or --nonfixed; koala reserve list lists them"
         )
         raise GridError("a reservation needs --at, --for and nodes", Exit.USAGE, hint)
-    body = {"request": nodes, "begin": with_time_zone(at), "duration": duration, "name": name, "users": users or []}
+    body = {"request": nodes, "begin": with_time_zone(begin), "duration": duration, "name": name, "users": users or []}
     with waiting_for("asks the clusters"):
         answer = daemon.client().post(PATH, body, patient=True)
     print_answer(answer, as_json, _format_made)
