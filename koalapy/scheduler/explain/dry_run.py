@@ -106,10 +106,12 @@ class DryRun:
 
     def node_sources(self, spec: JobSpec) -> Iterator[NodeSource]:
         """Yield the sources of nodes in the order in which the scheduler tries them."""
+        plan = self.queries.queues.plan
         yield NodeSource(
             self.view(spec),
             lambda cluster, extra_idle: (
-                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, spec)
+                within_limit(cluster, cluster.nodes.surplus + plan.gained_nodes(cluster, spec, self.job, extra_idle))
+                - self.reserved_nodes(cluster.name, spec)
             ),
             lambda _: 0,
         )
