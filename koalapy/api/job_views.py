@@ -399,8 +399,8 @@ Flexible = body_model(
     "A request with a total size; the scheduler chooses components and clusters within the limits.",
     needs={"type"},
 )
-_submitted_requests: Any = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
-_Submission = body_model("JobSubmission", JobSpec, "", elements={"inputs": JobInput, "request": _submitted_requests})
+SubmittedRequest: Any = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
+_Submission = body_model("JobSubmission", JobSpec, "", elements={"inputs": JobInput, "request": SubmittedRequest})
 
 
 class JobSubmission(_Submission):  # type: ignore[misc, valid-type]

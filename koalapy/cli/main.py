@@ -34,6 +34,7 @@ KOALA = Group(
         "change": "koalapy.cli.jobs.change:change_job",
         "explain": "koalapy.cli.jobs.explain:explain_job",
         "what-if": "koalapy.cli.jobs.explain:what_if",
+        "reserve": "koalapy.cli.clusters.reservations:reserve_group",
         "clusters": "koalapy.cli.clusters.grid:clusters_group",
         "top": "koalapy.cli.clusters.grid:show_top",
         "alerts": "koalapy.cli.clusters.grid:alerts_group",

@@ -42,11 +42,6 @@ class TaskFuture(Future[T]):
     """The result of a call. ``job`` is its task, None until it is submitted. ``cancel`` also ends a running call."""
 
     job: Job | None = None
-    state = ""
-
-    def running(self) -> bool:
-        """Return whether the task runs, as far as known."""
-        return self.state == "running" and not self.done()
 
 
 class GridExecutor(Executor):
@@ -192,13 +187,11 @@ class GridExecutor(Executor):
             pass
         for task in cancelled:
             _end_cancelled(self._tasks.pop(task))
-        ended = []
+        has_ended = False
         for answer in self._client.states(list(self._tasks)):
-            self._tasks[answer["job"]].state = answer["state"] or ""
-            if answer["state"] is None or answer["state"] in FINAL:
-                ended.append(answer["job"])
-        for task in ended:
-            future = self._tasks[task]
+            if answer["state"] is not None and answer["state"] not in FINAL:
+                continue
+            task, future = answer["job"], self._tasks[answer["job"]]
             try:
                 has_raised, value, trace = self._read_result(task)
             except Exception as error:
@@ -206,12 +199,12 @@ class GridExecutor(Executor):
                     raise
                 has_raised, value, trace = True, error, ""  # reading a result runs any code
             del self._tasks[task]
-            if not future.set_running_or_notify_cancel():
-                continue
-            if trace:
-                value.add_note(f"On the grid, as job {task}:\n{trace}")
-            (future.set_exception if has_raised else future.set_result)(value)
-        return bool(cancelled or ended)
+            has_ended = True
+            if future.set_running_or_notify_cancel():
+                if trace:
+                    value.add_note(f"On the grid, as job {task}:\n{trace}")
+                (future.set_exception if has_raised else future.set_result)(value)
+        return has_ended or bool(cancelled)
 
     def _read_result(self, task: int) -> Any:
         """Return what ``remote_call`` has sent. Raise ``GridError`` if the task has ended without a result."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from koalapy.client.client import FINAL, Client
-from koalapy.client.errors import Exit, GridError
+from koalapy.client.errors import Exit as Exit
+from koalapy.client.errors import GridError as GridError
 from koalapy.client.http import Json
 from koalapy.client.jobs import Array, Job
 from koalapy.client.notebook import Table
@@ -98,15 +99,11 @@ class Grid:
         return GridExecutor(self.client, python, at_once, options)
 
     def job(self, job: SupportsIndex | str) -> Job:
-        """Return a job by its id, or a task of an array by a text such as ``7[3]``. Raise ``GridError`` if there is
-        none."""
+        """Return a job by its id, or a task of an array by a text such as ``7[3]``."""
         if isinstance(job, str):
             from koalapy.client.job_reference import JobReference
 
-            try:
-                job = JobReference.parse(job).find_number(self.client)
-            except ValueError as error:
-                raise GridError(str(error), Exit.USAGE) from error
+            job = JobReference.parse(job).find_number(self.client)
         return self._make_job(self.client.job(job.__index__()))
 
     def jobs(

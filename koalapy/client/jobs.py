@@ -133,8 +133,7 @@ class Job:
 
 
 class Array(Job):
-    """An array: one submission with many tasks, each a job. ``tasks[0]`` is the first one, ``len(tasks)`` their
-    number."""
+    """An array: one submission with many tasks, each a job. ``tasks[0]`` is the first of ``len(tasks)``."""
 
     def __len__(self) -> int:
         return int((self._answer if "tasks" in self._answer else self.info)["tasks"]["size"])
@@ -147,7 +146,6 @@ class Array(Job):
         return map(self.__getitem__, range(len(self)))
 
     def states(self) -> list[str]:
-        """Return the state of each task, by one request for 10,000 tasks. Tasks that were never started are
-        ``cancelled``."""
+        """Return the state of each task by one request for 10,000; ``cancelled`` for those that never start."""
         numbers = range(self.id + 1, self.id + 1 + len(self))
         return [answer["state"] or "cancelled" for answer in self._client.states(numbers)]

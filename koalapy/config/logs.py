@@ -229,6 +229,7 @@ MEANINGS: Mapping[str, str] = {
     "replica-not-verified": "A replica could not be verified.",
     "replica-spoiled": "A replica is missing or has changed, and is not used.",
     "request-failed": "A bug in the daemon while it answered a request. Report it.",
+    "reservation-changed": "A reservation of nodes was made or has ended, or a cluster does not answer about it.",
     "reservation-released": "The agent has released reserved nodes.",
     "results-lost": "Results of a component did not reach the daemon.",
     "retention-done": "Expired data was removed.",

@@ -23,6 +23,7 @@ from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSetting
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport, ComponentStatus, StageStatus
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import Registry
 from koalapy.scheduler import events as ev
@@ -212,6 +213,8 @@ class Beginning:
     """The configured paths of MPI messages between clusters."""
     past_starts: tuple[PlannedStart, ...] = ()
     """Planned starts of jobs that have started, oldest first."""
+    reservations: tuple[Reservation, ...] = ()
+    """The reservations that are in force."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
@@ -231,7 +234,7 @@ class Beginning:
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)
-        scheduler.restore(self.jobs, self.now, self.scans)
+        scheduler.restore(self.jobs, self.now, self.scans, self.reservations)
         return scheduler
 
 

@@ -18,6 +18,7 @@ from koalapy.scheduler.fair_share import FRONT, FairShares, Standing
 from koalapy.scheduler.grid import GridStatus, Links
 from koalapy.scheduler.ledger import Ledger
 from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.reservations import Reservations
 from koalapy.scheduler.rules import Rules
 
 MIN_RETRY_PAUSE = 1.0
@@ -240,6 +241,7 @@ class SchedulerState:
         self.policies = policies
         self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links, relays)
+        self.reservations = Reservations(self.grid)
         speeds = {cluster.name: cluster.speed for cluster in self.grid.clusters()}
         self.sharing = Sharing(rules.sharing, rules.speed_threshold, speeds)
         self.owner_use = owner_use or OwnerUse(shares=FairShares() if rules.queue_order == "fair-share" else None)

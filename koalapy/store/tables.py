@@ -27,6 +27,7 @@ from sqlalchemy.types import TypeEngine
 from koalapy.model.history import Figures, LocalLoad, Sample
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.reservation import ReservationState
 
 
 class PlainText(TypeDecorator[str]):
@@ -520,6 +521,23 @@ alert_marks = Table(
     Column("at", Float, nullable=False),
     Column("until", Float, nullable=False),
     Column("reason", PlainText(), nullable=False),
+)
+
+reservations = Table(
+    "reservations",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=False),
+    Column("name", Plain(200), nullable=False),
+    Column("site_name", Plain(100), nullable=False),
+    Column("owner", Plain(200), nullable=False),
+    Column("begins_at", Float, nullable=False),
+    Column("ends_at", Float, nullable=False),
+    Column("parts", JSON, nullable=False),
+    Column("made_at", Float, nullable=False),
+    Column("users", JSON, nullable=False),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    _one_of("state", ReservationState),
 )
 
 # Notifications that are not delivered yet.

@@ -92,9 +92,11 @@ class MemoryLrm:
 
     async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
         self.is_reserving.set()
+        is_known = order.name in self.reservations
         await self.is_answering.wait()
         self._check()
-        self.reservations.setdefault(order.name, order)
+        if not is_known:
+            self.reservations[order.name] = order
         return [f"n{number}" for number in range(self.reservations[order.name].nodes)]
 
     async def release_reservation(self, name: str) -> None:

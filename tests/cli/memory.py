@@ -14,7 +14,7 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
-from koalapy.model.identity import HighPriority, Identity, Role
+from koalapy.model.identity import Identity, Permission, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.placement import Explanation
@@ -130,7 +130,7 @@ class MemoryService:
             return self.make_record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, caller)
+        spec = SubmissionRules(Permission(Role.USER)).with_owner(spec, caller)
         check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id

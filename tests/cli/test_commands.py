@@ -406,7 +406,7 @@ def test_states_of_several_jobs_are_words_and_a_table(koala: Koala) -> None:
     assert koala("show", "-q").out == "failed\n"
     assert [line.split()[4] for line in koala("queue", "1", "3").out.splitlines()] == ["STATE", "failed", "succeeded"]
     assert koala("queue", "1", "2", "-q").out == "2\n1\n"
-    assert koala("queue", "1", "9").err.startswith("koala: there is no job 9; ")
+    assert koala("queue", "1", "9").err.startswith("koala: there is no started job 9; ")
     missing = koala("show", "-q", "1", "9", "2")
     assert (missing.code, missing.out) == (3, "succeeded\n-\nqueued\n")
     assert missing.err == "koala: there is no job 9; see koala history\n"

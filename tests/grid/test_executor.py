@@ -11,6 +11,7 @@ import pytest
 
 import koalapy
 from koalapy import Grid, GridError
+from koalapy.client.executor import TaskFuture
 from tests.grid.embedded import EmbeddedGrid
 from tests.grid.grid import MAX_WAIT_S, wait_until
 
@@ -52,6 +53,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def connect(embedded: EmbeddedGrid, monkeypatch: pytest.MonkeyPatch) -> Grid:
     monkeypatch.setenv("XDG_STATE_HOME", str(embedded.state))
     return koalapy.connect(embedded.url)
+
+
+def runs(future: TaskFuture[str]) -> bool:
+    return future.job is not None and future.job.state == "running"
 
 
 def test_calls_return_their_results_and_raise_their_exceptions(
@@ -99,7 +104,7 @@ def test_cancelled_future_cancels_its_running_task(
     grid = connect(make_grid(), monkeypatch)
     with grid.executor(stage=[model.__file__]) as executor:
         first, second = (executor.submit(model.wait_for, str(tmp_path / name)) for name in ("first", "second"))
-        wait_until(lambda: first.running() and second.running(), "both calls to run")
+        wait_until(lambda: runs(first) and runs(second), "both calls to run")
         assert first.cancel()
         (tmp_path / "second").touch()
         assert second.result(MAX_WAIT_S).startswith(("north", "south"))
@@ -116,7 +121,7 @@ def test_calls_survive_a_killed_daemon(
     grid = connect(embedded, monkeypatch)
     with grid.executor(nodes=2, stage=[model.__file__]) as executor:
         future = executor.submit(model.wait_for, str(tmp_path / "gate"))
-        wait_until(future.running, "the call to run")
+        wait_until(lambda: runs(future), "the call to run")
         port = int(embedded.url.rpartition(":")[2])
         embedded.kill_daemon()
         (tmp_path / "gate").touch()

@@ -317,7 +317,9 @@ def check_counts(world: "World") -> None:
                     status, token = queries.grid[c.cluster], job.token(c.index)
                     # Those that got parts of nodes are never preempted, even if the site shares no more.
                     kept = token not in {**status.nodes.preemptible_components, **status.nodes.about_to_end}
-                    frees_nodes = not (job.spec.share and (status.last_report.shares or kept))
+                    frees_nodes = not job.spec.reservation and not (
+                        job.spec.share and (status.last_report.shares or kept)
+                    )
                     is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
                     if is_preemptible(job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size
@@ -330,7 +332,11 @@ def check_counts(world: "World") -> None:
         assert cluster.nodes.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on deliveries"
         )
-        awaiting = sum(size for token, size in cluster.nodes.live.items() if not cluster.nodes.holds(token))
+        awaiting = sum(
+            size
+            for token, size in cluster.nodes.live.items()
+            if not cluster.nodes.holds(token) and not active[parse_token(token).job].spec.reservation
+        )
         assert cluster.nodes.idle == max(0, cluster.last_report.idle - awaiting), (
             "idle nodes do not match the components that wait for nodes"
         )

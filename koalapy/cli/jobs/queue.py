@@ -115,9 +115,7 @@ def _request_by_id(client: Client, jobs: list[JobReference]) -> JobListing:
         ids = numbers[start : start + MAX_IDS]
         found += client.list_jobs(len(ids), ids=ids).jobs
     if missing := sorted(set(numbers) - {job["id"] for job in found}):
-        raise GridError(
-            f"there is no {describe_jobs(missing)}", Exit.NOT_FOUND, "leave out tasks that were not started"
-        )
+        raise GridError(f"there is no started {describe_jobs(missing)}", Exit.NOT_FOUND, "see koala show")
     return JobListing(sorted(found, key=itemgetter("id"), reverse=True), has_more=False)
 
 

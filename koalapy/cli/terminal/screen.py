@@ -148,8 +148,8 @@ def draw_page(lines: Sequence[str]) -> None:
     """Draw a page on the full screen, cut to the size of the terminal."""
     columns, rows = terminal_size(sys.stdout) or (80, 24)
     text = "\x1b[K\n".join(fit_lines(lines, columns, rows))
-    sys.stdout.write(f"\x1b[H{text}\x1b[K\x1b[J")
-    sys.stdout.flush()
+    # Without a buffer: what Ctrl-C leaves in one would be printed after the previous screen is restored.
+    os.write(1, f"\x1b[H{text}\x1b[K\x1b[J".encode(sys.stdout.encoding, "replace"))
 
 
 def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:

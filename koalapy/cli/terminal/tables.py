@@ -177,6 +177,7 @@ def job_page(job: Json, attempts: Sequence[Json], transfers: Sequence[str] = ())
         *([("cpus per rank", str(job["cpus_per_rank"]))] if job.get("cpus_per_rank") else []),
         *([("container", image)] if (image := job.get("container")) else []),
         ("policy", job["policy"]),
+        *([("reservation", name)] if (name := job.get("reservation")) else []),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),
         ("submitted", job["submitted_at"]),

@@ -82,6 +82,7 @@ class Attempts:
             preemptible=makes_room,
             guest=is_guest,
             demand=link_demand(job, component),
+            reservation=self._state.reservations.site_name(job.spec),
         )
 
     def mark_waiting(self, job: Job, component: Component, now: float) -> Job:

@@ -206,6 +206,8 @@ class Plan:
 
     def reserved_nodes(self, cluster: ClusterName, spec: JobSpec, job: Job | None = None) -> int:
         """Return the available nodes on a cluster that are not offered to a new job, or to a waiting ``job``."""
+        if spec.reservation:
+            return 0
         status, is_planned = self._grid[cluster], job is not None and job.id == self.job
         is_late = not is_planned and self.is_delayed_by(self.duration_of(spec))
         if job is not None and spec.priority is Priority.LOW:
@@ -224,6 +226,8 @@ class Plan:
 
     def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
         """Return for which other job nodes are withheld from a new job, or from a waiting ``job``; None for none."""
+        if spec.reservation:
+            return None
         if self.holder != job and spec.priority in self._binds and self.is_delayed_by(self.duration_of(spec)):
             return self.holder
         restarting = self._kept.restarting_jobs() if spec.priority is Priority.LOW else []
@@ -294,7 +298,7 @@ class Plan:
             self._turns.pop(placed.spec.priority, None)
         elif placed.spec.priority not in self._binds:
             self._is_stale |= any(component.cluster in self._limits for component in placement.components)
-        elif self.is_delayed_by(duration):
+        elif self.is_delayed_by(duration) and not placed.spec.reservation:
             for component in placement.components:
                 if component.cluster in self._limits:
                     self._limits[component.cluster] -= component.size
@@ -394,7 +398,12 @@ class Plan:
 
     def _fits(self, entry: Entry, idle: IdleSummary, evaluate: Evaluate) -> bool:
         group, job = entry.group, self._ledger.jobs[entry.job]
-        if job.spec.internal or group.refused_on == self._grids or not idle.may_fit(group.needs):
+        if (
+            job.spec.internal
+            or job.spec.reservation
+            or group.refused_on == self._grids
+            or not idle.may_fit(group.needs)
+        ):
             return False
         if isinstance(evaluate(job.spec, self._empty, job.barred_sizes(self._state.now)), Placement):
             return True
@@ -479,7 +488,7 @@ class Plan:
         shared: dict[ClusterName, tuple[float, int]] = {}
         unknown = self._first_unknown_end = {}
         for job in self._ledger.active_jobs():
-            if without_preemptible and job.spec.priority is Priority.LOW:
+            if job.spec.reservation or (without_preemptible and job.spec.priority is Priority.LOW):
                 continue
             end = self._expected_end(job)
             for component in job.attempt.components if job.attempt is not None else ():
@@ -526,6 +535,8 @@ class Plan:
             if freed[cluster.name] or cluster.reservations:
                 most = self._grid[cluster.name].nodes.capacity_without_own_jobs
                 idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
-                idle -= sum(each.nodes for each in cluster.reservations if each.begins < ends and at < each.ends)
+                # Nodes of a reservation that has begun are not among the idle ones.
+                present = [each for each in cluster.reservations if each.begins < ends and at < each.ends]
+                idle -= sum(each.idle if each.begins <= self._state.now else each.nodes for each in present)
                 changed.append(replace(cluster.with_idle(max(0, idle)), reservations=()))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)

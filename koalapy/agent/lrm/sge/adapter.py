@@ -65,8 +65,7 @@ from koalapy.agent.lrm.sge.answers import (
     short_name,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
-from koalapy.agent.lrm.sge.reservations import MAX_AGE_S as RESERVATIONS_MAX_AGE_S
-from koalapy.agent.lrm.sge.reservations import SgeReservations, report_reservations
+from koalapy.agent.lrm.sge.reservations import RESERVATIONS_MAX_AGE_S, SgeReservations, report_reservations
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
@@ -149,13 +148,16 @@ class SgeLrm(PolledLrm):
         native = ["-pe", self._settings.parallel_environment, str(submission.nodes * layout.slots)]
         if queue := submission.requirement.partition or self._settings.queue:
             native += ["-q", queue]
-        if submission.walltime is not None:
-            native += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
+        walltime = submission.walltime
         if submission.reservation:
             if (reservation := await self._reservations.find(submission.reservation)) is None:
                 text = f"there is no advance reservation {submission.reservation}"
                 raise reservation_rejection(text, submission.reservation)
             native += ["-ar", reservation.id]
+            longest = reservation.longest_walltime(self._clock.now())
+            walltime = longest if walltime is None else min(walltime, longest)
+        if walltime is not None:
+            native += ["-l", f"h_rt={max(1, math.ceil(walltime))}"]
         native += self._node_options(submission, layout)
         # Run the script in its place, which only its account can read, and never a second time.
         native += ["-b", "y", "-shell", "n", "-r", "n", *self._native_options]

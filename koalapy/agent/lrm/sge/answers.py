@@ -30,6 +30,10 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kKmMgGtT]?)B?")
 
 NodeState = Literal["idle", "busy", "down"]
 
+DURATION_OFFSET_S = 60.0
+"""Seconds before the end of a reservation at which its jobs are ended, Grid Engine's default of DURATION_OFFSET."""
+START_TIME_S = 20.0
+"""Seconds in which a job in a reservation must start."""
 QUEUE_STATES: Mapping[str, NodeState] = {
     "a": "busy",  # load alarm: other processes keep it busy, nothing is started there
     "A": "busy",  # load so high that jobs are suspended
@@ -101,6 +105,13 @@ class AdvanceReservation:
     begins: float
     ends: float
     hosts: frozenset[str] = frozenset()
+
+    def longest_walltime(self, now: float) -> float:
+        """Return the seconds that a job may run in it, so that it ends by its own limit.
+
+        Grid Engine would kill a longer one without a reason that shows in its accounting.
+        """
+        return max(1.0, self.ends - max(now, self.begins) - DURATION_OFFSET_S - START_TIME_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import NodeReservation
 from koalapy.model.reports import MAX_RESERVATIONS, ListedState
 
-MAX_AGE_S = 10.0
+RESERVATIONS_MAX_AGE_S = 10.0
 """Age at which snapshots read the reservations again."""
 _RIGHT_HINT = "qconf -au {} arusers; see docs/clusters.md, Reserved nodes"
 _BUSY_HINT = "choose another time or fewer nodes: qstat and qrstat -u '*' list what has them"
@@ -67,8 +67,8 @@ class SgeReservations:
         words += ["-pe", self.settings.parallel_environment, str(order.nodes * layout.slots)]
         if self.settings.queue:
             words += ["-q", self.settings.queue]
-        if others := [account for account in order.accounts if account]:
-            words += ["-u", ",".join(others)]
+        if any(order.accounts):  # else only the account that makes it may use it
+            words += ["-u", ",".join(account or self.account for account in order.accounts)]
         words += [word for pair in pairwise(self.native_options) if pair[0] == "-l" for word in pair]
         answer = await self.commands.run("qrsub", *words)
         if answer.code or not _GRANTED.search(answer.text):

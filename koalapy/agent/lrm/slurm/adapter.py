@@ -154,8 +154,12 @@ class SlurmLrm(PolledLrm):
             submission = replace(submission, requirement=replace(submission.requirement, share=False))
         await self._reject_size(submission)
         native = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
-        if submission.walltime is not None:
-            native.append(f"--time={time_limit(submission.walltime)}")
+        walltime = submission.walltime
+        if submission.reservation:
+            longest = await self._reservations.longest_walltime(submission.reservation, self._clock.now())
+            walltime = longest if walltime is None else min(walltime, longest)
+        if walltime is not None:
+            native.append(f"--time={time_limit(walltime)}")
         part = submission.requirement if submission.requirement.share else None
         native += [*self._common_options(part), *self._node_options(submission)]
         if submission.reservation:

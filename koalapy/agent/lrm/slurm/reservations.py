@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, ReservationOrder
+from koalapy.agent.lrm.rejections import reservation_rejection
 from koalapy.agent.lrm.slurm.commands import SlurmCommands, own_account
 from koalapy.agent.lrm.slurm.limits import Reservation, read_reservations
 from koalapy.agent.lrm.slurm.offer import SHOW_RESERVATIONS, Offer, option_value
@@ -16,6 +17,8 @@ from koalapy.model.wording import format_list
 _DENIED = re.compile(r"permission|invalid user id|not authorized|operator|password", re.IGNORECASE)
 _NO_NODES = re.compile(r"nodes are busy|node count|node configuration|node not available|many nodes", re.IGNORECASE)
 """Texts after which another partition may have the nodes."""
+START_TIME_S = 20.0
+"""Seconds in which a job in a reservation must start, so that it ends with it."""
 _BUSY_HINT = "choose another time or fewer nodes: squeue and scontrol show reservation list what has them"
 
 
@@ -41,19 +44,38 @@ class SlurmReservations:
                 f"jobs of koalapy run in Slurm's reservation {name}, and Slurm reserves no nodes within a reservation",
                 hint="leave the cluster out, or have --reservation removed from its native_specification",
             )
-        if (reservation := (await self.find_all()).get(order.name)) is None:
-            await self._try_partitions(order, offer, now)
-            reservation = (await self.find_all()).get(order.name)
-        if reservation is None or len(reservation.nodes) < order.nodes:
-            count = len(reservation.nodes) if reservation else 0
-            raise SiteUnavailable(f"scontrol shows {count} of the {order.nodes} nodes of the reservation {order.name}")
-        if excluded := sorted(reservation.nodes & offer.excluded):
-            await self.delete(order.name)
-            raise SiteRejected(
-                f"Slurm reserved {format_list(excluded)}, which the cluster's native_specification excludes",
-                hint="set the cluster's partition to one without them",
-            )
-        return sorted(reservation.nodes)
+        if (existing := (await self.find_all()).get(order.name)) is not None:
+            return await self._accept(existing, order, offer)
+        begins = "now" if order.begins <= now else f"uts{math.floor(order.begins)}"
+        fields = [f"StartTime={begins}", f"EndTime=uts{math.ceil(order.ends)}", f"NodeCnt={order.nodes}"]
+        fields.append(f"Users={','.join(account or own_account() for account in order.accounts)}")
+        if offer.constraint:
+            fields.append(f"Features={offer.constraint}")
+        rejection = SiteRejected(f"no partition is up in {offer.description}")
+        for partition in (partition.name for partition in offer.partitions if partition.is_up):
+            answer = await self._run_create(order.name, partition, *fields)
+            try:
+                if answer.code:
+                    raise self._error(answer)
+                if (created := (await self.find_all()).get(order.name)) is None:
+                    raise SiteUnavailable(f"scontrol does not show the reservation {order.name}")
+                return await self._accept(created, order, offer)
+            except SiteRejected as error:
+                rejection = error
+                if not _NO_NODES.search(error.message):
+                    break
+        raise rejection
+
+    async def longest_walltime(self, name: str, now: float) -> float:
+        """Return the seconds in whole minutes that a job may run in a reservation, at least one minute.
+
+        Slurm does not start a longer one on nodes that are reserved again later. Raise ``SiteRejected`` if there is no
+        such reservation.
+        """
+        if (reservation := (await self.find_all()).get(name)) is None or reservation.ends_at is None:
+            raise reservation_rejection(f"there is no reservation {name}", name)
+        left = reservation.ends_at - max(now, reservation.begins_at or 0.0) - START_TIME_S
+        return max(60.0, left // 60 * 60)
 
     async def delete(self, name: str) -> None:
         """Delete a reservation, if it exists. Raise ``SiteUnavailable`` while jobs use it."""
@@ -77,24 +99,21 @@ class SlurmReservations:
             return Finding(subject, True, f"not permitted, so no nodes are reserved: {text}", self._operator_hint)
         return Finding(subject, True, f"permitted to {own_account()}")
 
-    async def _try_partitions(self, order: ReservationOrder, offer: Offer, now: float) -> None:
-        """Reserve nodes of the first partition that has enough. Raise the error of the last one."""
-        begins = "now" if order.begins <= now else f"uts{math.floor(order.begins)}"
-        fields = [f"StartTime={begins}", f"EndTime=uts{math.ceil(order.ends)}", f"NodeCnt={order.nodes}"]
-        fields.append(f"Users={','.join(account or own_account() for account in order.accounts)}")
-        if offer.constraint:
-            fields.append(f"Features={offer.constraint}")
-        error = SiteRejected(f"no partition is up in {offer.description}")
-        for partition in offer.partitions:
-            if not partition.is_up:
-                continue
-            answer = await self._run_create(order.name, partition.name, *fields)
-            if not answer.code:
-                return
-            error = self._error(answer)
-            if not _NO_NODES.search(error.message):
-                break
-        raise error
+    async def _accept(self, reservation: Reservation, order: ReservationOrder, offer: Offer) -> Sequence[str]:
+        """Return the nodes of a reservation. Delete it and raise ``SiteRejected`` if they are not as ordered.
+
+        Slurm 22.05 makes one of fewer nodes if too few are free.
+        """
+        count, excluded = len(reservation.nodes), sorted(reservation.nodes & offer.excluded)
+        if count >= order.nodes and not excluded:
+            return sorted(reservation.nodes)
+        await self.delete(order.name)
+        if excluded:
+            raise SiteRejected(
+                f"Slurm reserved {format_list(excluded)}, which the cluster's native_specification excludes",
+                hint="set the cluster's partition to one without them",
+            )
+        raise SiteRejected(f"Requested nodes are busy: {count} of {order.nodes} are free then", hint=_BUSY_HINT)
 
     async def _run_create(self, name: str, partition: str, *fields: str) -> CommandResult:
         words = ("create", "reservation", f"ReservationName={name}", *fields, f"PartitionName={partition}")

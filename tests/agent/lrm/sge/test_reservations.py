@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.agent.lrm.port import ReservationOrder
 from koalapy.agent.lrm.sge.adapter import SgeLrm
-from koalapy.agent.lrm.sge.answers import read_reservations
+from koalapy.agent.lrm.sge.answers import AdvanceReservation, read_reservations
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
@@ -64,7 +64,7 @@ async def test_reserve_asks_for_whole_nodes(lrm: SgeLrm, engine: FakeGridEngine)
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert engine.list_calls("qrsub") == [
-        f"qrsub -N {NAME} -e 202611291300.00 -a 202611291200.00 -pe koala 4 -q all.q -u alice"
+        f"qrsub -N {NAME} -e 202611291300.00 -a 202611291200.00 -pe koala 4 -q all.q -u {OWNER},alice"
     ]
     assert await lrm.list_reservations("koala-0123456789ab-") == [NAME]
     assert len(engine.list_calls("qrstat -ar")) == 1
@@ -123,6 +123,24 @@ async def test_job_names_the_number_of_its_reservation(
     with pytest.raises(SiteRejected, match="there is no advance reservation") as rejection:
         await lrm.submit_job(submission)
     assert rejection.value.fault is SiteFault.UNSUITABLE
+
+
+@pytest.mark.parametrize(
+    ("now", "longest"), [(BEGIN - 1e5, 3520.0), (BEGIN + 1800, 1720.0), (BEGIN + 3599, 1.0), (BEGIN + 1e5, 1.0)]
+)
+def test_job_in_reservation_has_a_limit_within_it(now: float, longest: float) -> None:
+    assert AdvanceReservation("3", NAME, BEGIN, BEGIN + 3600).longest_walltime(now) == longest
+
+
+async def test_job_in_reservation_has_a_limit_even_without_walltime(
+    lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
+) -> None:
+    show(engine)
+    for walltime in (None, 10.0, 1e6):
+        await lrm.submit_job(make_submission(tmp_path, reservation=NAME, walltime=walltime))
+    limits = [float(word[5:]) for native in control.native for word in native if word.startswith("h_rt=")]
+    longest = lrm._reservations.known[0].longest_walltime(time.time())
+    assert limits == [pytest.approx(longest, abs=30), min(10.0, longest), pytest.approx(longest, abs=30)]
 
 
 async def test_snapshot_lists_reservations(lrm: SgeLrm, engine: FakeGridEngine) -> None:

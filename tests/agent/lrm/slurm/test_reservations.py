@@ -87,6 +87,14 @@ async def test_reserve_takes_next_partition_if_first_has_too_few_nodes(slurm: Fa
     assert len(created(slurm)) == 2
 
 
+async def test_reserve_of_fewer_nodes_than_ordered_is_undone(slurm: FakeSlurm) -> None:
+    show_after_create(slurm, SHOWN.replace("n[1-2]", "n1"))
+    with pytest.raises(SiteRejected, match="1 of 2 are free then"):
+        await slurm.make_lrm(partition="main,other").reserve_nodes(ORDER)
+    calls = [call.split()[0] for call in slurm.list_calls("scontrol") if not call.startswith("show")]
+    assert calls == ["create", "delete"] * 2, "in each partition"
+
+
 async def test_reserve_without_controller_is_unavailable(slurm: FakeSlurm) -> None:
     error = "Unable to contact slurm controller"
     slurm.set_answer("scontrol", "", errors=f"{error}\n", code=1, when="create *")
@@ -132,16 +140,38 @@ async def test_release_of_unknown_reservation_is_no_error(
 
 
 async def test_job_names_its_reservation_last(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("scontrol", SHOWN.replace(NAME, "r1"), when="show reservation*")
+    slurm.set_answer("scontrol", SHOWN.replace(NAME, "r1") + SHOWN, when="show reservation*")
     lrm = slurm.make_lrm(options=("--reservation=r1",))
     await lrm.submit_job(make_submission(tmp_path, reservation=NAME))
     assert f" --reservation=r1 --reservation={NAME} " in slurm.list_calls("sbatch")[0]
+
+
+@pytest.mark.parametrize(
+    ("begins_in", "walltime", "limit"),
+    [(100, None, "0:59:00"), (100, 120.0, "0:02:00"), (-1800, 7200.0, "0:29:00"), (-3590, 7200.0, "0:01:00")],
+)
+async def test_job_in_reservation_has_a_time_limit_within_it(
+    slurm: FakeSlurm, tmp_path: Path, begins_in: float, walltime: float | None, limit: str
+) -> None:
+    begins = time.time() + begins_in
+    times = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) for moment in (begins, begins + 3600)]
+    shown = SHOWN.replace("2026-11-22T05:24:06", times[0]).replace("2026-11-22T06:24:06", times[1])
+    slurm.set_answer("scontrol", shown, when="show reservation*")
+    await slurm.make_lrm().submit_job(make_submission(tmp_path, reservation=NAME, walltime=walltime))
+    assert f" --time={limit} " in slurm.list_calls("sbatch")[0]
+
+
+async def test_job_of_unknown_reservation_is_rejected(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match=f"there is no reservation {NAME}") as rejection:
+        await slurm.make_lrm().submit_job(make_submission(tmp_path, reservation=NAME))
+    assert rejection.value.fault is SiteFault.UNSUITABLE
 
 
 @pytest.mark.parametrize(("reservation", "fault"), [(NAME, SiteFault.UNSUITABLE), ("", SiteFault.SITE)])
 async def test_job_rejected_for_its_reservation_leaves_cluster_usable(
     slurm: FakeSlurm, tmp_path: Path, reservation: str, fault: SiteFault
 ) -> None:
+    slurm.set_answer("scontrol", SHOWN, when="show reservation*")
     error = "sbatch: error: Batch job submission failed: Requested reservation is invalid\n"
     slurm.set_answer("sbatch", "", errors=error, code=1)
     with pytest.raises(SiteRejected) as rejection:
