@@ -123,13 +123,13 @@ def _check_claims_lead_to_starts(effects: Effects, *, ends_in_vain: bool) -> Non
         if entry.event == "ending" and entry.reason.startswith("claim-failed: no room on ")
     }
     assert not placed & given_up, "a claim lacks the nodes that its placement has found in the same step"
-    ended_for = [
-        FOR_JOB.search(e.reason)
-        for e in effects.timeline
-        if e.event == "reclaimed" or (e.event == "preempted" and not ends_in_vain)
-    ]
-    beneficiaries = {int(match[1]) for match in ended_for if match}
-    assert not beneficiaries & {job for job, _ in given_up}, "jobs were ended for a claim that has failed"
+    later_failures = set[JobId]()  # of entries after the present one: a job may be placed anew after a failed claim
+    for entry in reversed(effects.timeline):
+        if (entry.job, entry.generation) in given_up and entry.event == "ending":
+            later_failures.add(entry.job)
+        if entry.event == "reclaimed" or (entry.event == "preempted" and not ends_in_vain):
+            match = FOR_JOB.search(entry.reason)
+            assert match is None or int(match[1]) not in later_failures, "a job was ended for a claim that has failed"
 
 
 def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> None:
@@ -591,7 +591,7 @@ def check_plan(world: "World") -> None:
 
     That is the job of the highest priority that has waited longest, of those that fit the empty grid within the current
     limits of resource managers, or a job that had the plan before. None has it while a placed job has yet to request
-    the nodes that were planned for it. After a restart the plan is renewed when its clusters have reported.
+    the nodes that were planned for it. A plan stays while one of its clusters is out of contact for a moment.
     """
     queries, plan_after = world.queries, world.rules.plan_after
     if plan_after is None or not world.rules.plans_starts:

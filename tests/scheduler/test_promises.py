@@ -170,6 +170,24 @@ def test_planned_start_is_kept_by_restarted_daemon_while_clusters_return() -> No
     assert planned_start_of(world, wide_job).is_kept
 
 
+def test_planned_start_is_kept_while_cluster_is_out_of_contact_for_a_moment() -> None:
+    world = World({"north": 4}, replace(PLANNED, unreachable_after=30.0))
+    world.submit(fixed(north=3), run_time=1000, walltime=1000.0)
+    wide_job = world.submit(fixed(north=4), walltime=100.0)
+    world.advance(20)
+    promised = planned_start_of(world, wide_job)
+    world.disconnect("north")
+    world.advance(20)
+    assert planned_start_of(world, wide_job) == promised
+    world.restart()
+    world.connect("north")
+    world.advance(20)
+    assert planned_start_of(world, wide_job) == promised
+    world.disconnect("north")
+    world.advance(100)
+    assert planned_start_of(world, wide_job).moved_because == "north is unreachable"
+
+
 def test_planned_start_on_lost_cluster_ends_after_restart() -> None:
     world = World({"north": 4, "south": 3}, PLANNED)
     world.submit(fixed(north=3), run_time=1000, walltime=1000.0)

@@ -112,10 +112,12 @@ class DryRun:
             free_nodes = self.queries.reservations.free_nodes
             yield NodeSource(self.view(spec), lambda c, _: free_nodes(spec.reservation, c.name), lambda _: 0)
             return
+        plan = self.queries.queues.plan
         yield NodeSource(
             self.view(spec),
             lambda cluster, extra_idle: (
-                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, spec)
+                within_limit(cluster, cluster.nodes.surplus + plan.gained_nodes(cluster, spec, self.job, extra_idle))
+                - self.reserved_nodes(cluster.name, spec)
             ),
             lambda _: 0,
         )

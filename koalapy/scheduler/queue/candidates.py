@@ -487,7 +487,8 @@ class Candidates:
         """Count the failed try of a newcomer that was not changed. Reject newcomers of its group in this cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
-        self._queues.plan.note_arrival(job)
+        if self._queues.plan.note_arrival(job):
+            self.update_plan()
         if job.id in self._queues.changed:
             self._queues.changed.remove(job.id)
         else:

@@ -70,8 +70,6 @@ class Plan:
         """The start that was planned first."""
         self._transfer_s = 0.0
         """Estimated seconds from the planned placement until the job's files are there."""
-        self._restored: frozenset[ClusterName] = frozenset()
-        """The clusters of a plan of an earlier daemon run, until all of them have reported."""
         self._first_unknown_end: dict[ClusterName, float] = {}
         """The first expected end of jobs without a walltime, by cluster."""
         self._limits: dict[ClusterName, int] = {}
@@ -142,22 +140,28 @@ class Plan:
     def restore(self, waiting: Iterable[Job]) -> None:
         """Restore the plan of an earlier daemon run.
 
-        Its clusters are kept from jobs that would run beyond it, until all of them have reported, or could have.
+        Its clusters are kept from jobs that would run beyond it, until it is renewed.
         """
         for job in waiting:
             planned = job.planned_start
             if self._rules.plans_starts and planned is not None and planned.at is not None and planned.late is None:
                 self.job = self._turns[job.spec.priority] = job.id
                 self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
-                self._restored = frozenset(name for name in planned.clusters if name in self._grid)
-                self._limits = dict.fromkeys(self._restored, 0)
+                self._limits = {name: 0 for name in planned.clusters if name in self._grid}
                 self._binds = self._bound_by(job)
 
     @property
     def awaits_reports(self) -> bool:
-        """Return whether clusters of a restored plan may still report for the first time."""
-        now, clusters = self._state.now, [self._grid[name] for name in self._restored]
-        return any(not each.nodes.reported and now < each.contact.silence_ignored_until for each in clusters)
+        """Return whether a planned cluster is out of contact for so short a time that the plan is left as it is."""
+        statuses = [] if self.job is None else [self._grid[name] for name in self._limits]
+        return any(self._may_report_soon(status) for status in statuses if status.drained is None)
+
+    def _may_report_soon(self, cluster: ClusterStatus) -> bool:
+        contact = cluster.contact
+        if contact.silent_since is None or (contact.connected and cluster.nodes.reported):
+            return False
+        until = max(contact.silent_since + self._rules.unreachable_after, contact.silence_ignored_until)
+        return self._state.now < until
 
     # What other jobs may use
 
@@ -210,6 +214,16 @@ class Plan:
             return status.nodes.available - self._count_left_to_restart(job, is_late, status)
         return status.nodes.available - self._count_left(spec.priority, is_late, status)
 
+    def gained_nodes(self, cluster: ClusterStatus, spec: JobSpec, job: Job | None, more: int) -> int:
+        """Return by how many nodes a job would be offered more on a cluster if so many ``more`` were idle.
+
+        The plan of another job counts on the ends of our own jobs already.
+        """
+        is_late = (job is None or job.id != self.job) and self.is_delayed_by(self.duration_of(spec))
+        if cluster.name not in self._limits or spec.priority not in self._binds or not is_late:
+            return more
+        return min(more, max(0, cluster.last_report.total - cluster.nodes.idle - cluster.nodes.used))
+
     def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
         """Return for which other job nodes are withheld from a new job, or from a waiting ``job``; None for none."""
         if spec.reservation:
@@ -247,12 +261,12 @@ class Plan:
             self._estimated_at = self._state.now
             self._estimates.clear()
 
-    def note_arrival(self, job: Job) -> None:
-        """Let a job that was refused have the plan if no other has it; after a pause periodic scans see to that."""
-        if self._rules.plan_after:
-            return
-        if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
-            self._is_stale = True
+    def note_arrival(self, job: Job) -> bool:
+        """Return whether a job that was refused may get the plan at once; after a pause periodic scans see to that."""
+        is_urgent = job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds
+        may_be_planned = not self._rules.plan_after and (self.holder is None or is_urgent)
+        self._is_stale |= may_be_planned
+        return may_be_planned
 
     def note_return(self, job: Job) -> None:
         """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
@@ -264,7 +278,7 @@ class Plan:
     def note_departure(self, job: JobId) -> None:
         """Plan for another job if the one with the planned start has left its queue."""
         if job == self.job:
-            self.job, self._is_stale, self._restored = None, True, frozenset()
+            self.job, self._is_stale = None, True
 
     def _forget(self, job: Job) -> None:
         """Forget a job that the ledger removes."""
@@ -306,7 +320,7 @@ class Plan:
             self._grid[name].nodes.classes.kept = ANY_NODE
         if not self._keep_for_placed():
             self._plan_next(evaluate)
-        self._is_stale, self._restored = False, frozenset()
+        self._is_stale = False
         self._update_promises(before, limits)
         if self.holder != before or self.holder is None:
             self.first_start = self.start
@@ -357,7 +371,7 @@ class Plan:
     def _plan_next(self, evaluate: Evaluate) -> None:
         """Plan the start of the job that has it now, or of another if that can have none."""
         if self._is_stale or self.job is None or not self._plan_start(self._ledger.jobs[self.job], evaluate):
-            had_plan = self._awaits_grid or self.job is not None
+            had_plan = self._awaits_grid or self.job is not None or not self._rules.plan_after
             self.job, self.start = None, inf
             for job in self._candidates(evaluate):
                 if self._plan_start(job, evaluate):
