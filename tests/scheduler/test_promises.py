@@ -107,6 +107,7 @@ def test_planned_starts_with_local_users_are_kept_nine_times_of_ten() -> None:
     assert unlearned_kept < 0.9 * len(learned), "without the learned delay fewer are kept"
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize(
     ("cause", "reason"),
     [
@@ -116,7 +117,7 @@ def test_planned_starts_with_local_users_are_kept_nine_times_of_ten() -> None:
         ("drain", "north is drained"),
     ],
 )
-def test_moved_planned_start_names_reason(cause: str, reason: str) -> None:
+def test_moved_planned_start_names_reason(cause: str, reason: str, is_restarted: bool) -> None:
     rules = replace(PLANNED, preemption="never", default_walltime=1000.0)
     world = World({"north": 4}, rules, now=1_000_000.0)
     world.submit(fixed(north=3), run_time=3000, walltime=None if cause == "no walltime" else 1000.0)
@@ -128,6 +129,9 @@ def test_moved_planned_start_names_reason(cause: str, reason: str) -> None:
     verb = "starts" if first.is_certain else "is expected to start"
     assert f"; {verb} by 14:0" in world.queries.waiting_reason(world.job(wide_job))
     assert ", if no local user comes first" in world.queries.waiting_reason(world.job(wide_job))
+    if is_restarted:
+        restart(world)
+        world.advance(20)
     match cause:
         case "local users":
             world.sites["north"].add_local_user(1)

@@ -97,6 +97,7 @@ class Promises:
         if at is not None and planned.at is not None and abs(at - before) <= MIN_MOVE_S:
             if is_certain is not planned.is_certain:
                 self._ledger.change_job(job, planned_start=replace(planned, is_certain=is_certain))
+            self._nodes_then = self._nodes_then or self._count_nodes(clusters)  # none are known after a restart
             return
         at = None if at is None else _next_minute(at)
         because, text = planned.moved_because, ""
@@ -116,8 +117,11 @@ class Promises:
         job = self._ledger.change_job(job, planned_start=planned)
         if text:
             self._ledger.record_event(job, self._state.now, "planned", text)
+        self._nodes_then = self._count_nodes(clusters)
+
+    def _count_nodes(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, tuple[int, int]]:
         reports = {name: self._grid[name].last_report for name in clusters}
-        self._nodes_then = {name: (report.background, report.down) for name, report in reports.items()}
+        return {name: (report.background, report.down) for name, report in reports.items()}
 
     def _find_reason(self, job: Job, made_at: float, clusters: Iterable[ClusterName], other: Job | None) -> str:
         """Return as text why a start that was planned first at ``made_at`` is later than before.
