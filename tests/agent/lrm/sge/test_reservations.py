@@ -21,8 +21,8 @@ SUMMARY = """<?xml version='1.0'?>
       <name>{name}</name>
       <owner>koala</owner>
       <state>{state}</state>
-      <start_time>2026-11-29T12:00:00</start_time>
-      <end_time>2026-11-29T13:00:00</end_time>
+      <start_time>2037-11-29T12:00:00</start_time>
+      <end_time>2037-11-29T13:00:00</end_time>
       <duration>01:00:00</duration>
 {hosts}   </ar_summary>
 </qrstat>
@@ -33,7 +33,7 @@ HOSTS = """      <granted_slots_list>
       </granted_slots_list>
 """
 NONE = "<?xml version='1.0'?>\n<qrstat xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\">\n</qrstat>\n"
-BEGIN = time.mktime((2026, 11, 29, 12, 0, 0, 0, 0, -1))
+BEGIN = time.mktime((2037, 11, 29, 12, 0, 0, 0, 0, -1))
 ORDER = ReservationOrder(NAME, 2, BEGIN, BEGIN + 3600, ["", "alice"])
 
 
@@ -64,7 +64,7 @@ async def test_reserve_asks_for_whole_nodes(lrm: SgeLrm, engine: FakeGridEngine)
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert await lrm.reserve_nodes(ORDER) == ["h2-1", "h2-2"]
     assert engine.list_calls("qrsub") == [
-        f"qrsub -N {NAME} -e 202611291300.00 -a 202611291200.00 -pe koala 4 -q all.q -u {OWNER},alice"
+        f"qrsub -N {NAME} -e 203711291300.00 -a 203711291200.00 -pe koala 4 -q all.q -u {OWNER},alice"
     ]
     assert await lrm.list_reservations("koala-0123456789ab-") == [NAME]
     assert len(engine.list_calls("qrstat -ar")) == 1
