@@ -231,7 +231,7 @@ class ClusterNodes:
         Nodes that the last report counts as held by it stay unavailable until the next report.
         """
         self.on_change()
-        available_before, expected_before = self.available, self.expected
+        available_before, expected_before, parts_before = self.available, self.expected, self.parts
         self.delivering.discard(token)
         is_reserved = self._reserved.pop(token, "") != ""
         size, frees_nodes = self.live.pop(token, 0), not (is_reserved or self._may_share(token))
@@ -254,7 +254,7 @@ class ClusterNodes:
             self.health.trial_components.remove(token)
             self.capacity_gained |= not self.health.trial_components
         self.end_proof(token)
-        self.capacity_gained |= self.available > available_before
+        self.capacity_gained |= self.available > available_before or has_more_nodes(self.parts, parts_before)
         self.capacity_expected |= self.expected > expected_before
 
     # Nodes
