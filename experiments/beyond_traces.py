@@ -167,6 +167,7 @@ class OfTraces(Experiment):
 
     def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator
 
         from experiments.plots import LINES
 
@@ -187,6 +188,9 @@ class OfTraces(Experiment):
                 )
             ax.axvline(1.0, color="#444444", linewidth=0.8)
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.minorticks_off()
             ax.set_title(setting, loc="left")
             ax.set_xlabel(f"{self.measure}, × {self.ways[0]}")
             ax.set_yticks(range(len(self.traces)), [shorten_name(source) for source in self.traces])
