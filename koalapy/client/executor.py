@@ -1,7 +1,7 @@
 """An executor of ``concurrent.futures`` whose calls run as tasks of arrays.
 
 Calls that are submitted within a moment become one array. Functions, arguments and results are pickled: results run as
-code in this process when they are read, so only clusters that the user trusts with that may run them.
+code in this process as soon as a task ends, so only clusters that the user trusts with that may run them.
 """
 
 import os
@@ -26,7 +26,7 @@ from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.client.jobs import Job
 from koalapy.client.results import unpack_results
-from koalapy.client.submission import build_submission
+from koalapy.client.submission import build_submission, list_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -168,12 +168,12 @@ class GridExecutor(Executor):
             **self._options,
             "array": f"1-{len(calls)}{limit}",
             "script": script,
-            "collect": [remote_call.RESULT, *self._options.get("collect", ())],
+            "collect": [remote_call.RESULT, *list_of(self._options.get("collect", ()))],
         }
         with TemporaryDirectory() as folder:
             calls_file = Path(folder, remote_call.CALLS)
             calls_file.write_bytes(pickle.dumps(calls))
-            files = [remote_call.__file__, str(calls_file), *self._options.get("stage", ())]
+            files = [remote_call.__file__, str(calls_file), *list_of(self._options.get("stage", ()))]
             if any(map(self._needs_script, calls)):
                 files.append(shutil.copy(sys.modules["__main__"].__file__ or "", Path(folder, remote_call.SCRIPT)))
             body, paths = build_submission(["call"], options | {"stage": files})
@@ -194,10 +194,10 @@ class GridExecutor(Executor):
             task, future = answer["job"], self._tasks[answer["job"]]
             try:
                 has_raised, value, trace = self._read_result(task)
-            except Exception as error:
+            except BaseException as error:  # reading a result runs any code
                 if isinstance(error, GridError) and error.may_recover:
                     raise
-                has_raised, value, trace = True, error, ""  # reading a result runs any code
+                has_raised, value, trace = True, error, ""
             del self._tasks[task]
             has_ended = True
             if future.set_running_or_notify_cancel():
@@ -215,6 +215,7 @@ class GridExecutor(Executor):
                 if error.code is not Exit.NOT_FOUND:
                     raise
             if result := next(Path(folder).glob(f"*/{remote_call.RESULT}"), None):
+                sys.modules.setdefault(remote_call.MAIN, sys.modules["__main__"])
                 return pickle.loads(result.read_bytes())
         job = self._client.job(task)
         message = f"job {task} {job['state']} without a result: {job['reason']}"

@@ -69,8 +69,11 @@ class Grid:
         """
         words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
         # A shell on the node inserts the value, quoted as one word or as a part of one.
-        parts = ('"$KOALA_ARRAY_LINE"'.join(part and shlex.quote(part) for part in word.split("{}")) for word in words)
+        line = '"$KOALA_ARRAY_LINE"'
+        parts = [line.join(part and shlex.quote(part) for part in word.split("{}")) or "''" for word in words]
         lines = list(map(str, values))
+        if not lines:
+            raise GridError("values is empty", Exit.USAGE, "give a value for each task", "values")
         options = {"launcher": "processes", "each_line": lines, **options}
         if at_once is not None:
             options["array"] = f"{options.get('array', '')}%{at_once}"

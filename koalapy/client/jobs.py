@@ -6,7 +6,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from koalapy.client.client import FINAL, Client, name_of
 from koalapy.client.errors import Exit, GridError, printable
@@ -50,6 +50,11 @@ class Job:
 
     @property
     def name(self) -> str:
+        """The name that the submission gave it; empty if it gave none."""
+        return str(self.info["name"] or "")
+
+    @property
+    def reference(self) -> str:
         """The number of the job, or ``7[3]`` for a task of an array."""
         return name_of(self._answer if "array_job" in self._answer else self.info)
 
@@ -95,10 +100,10 @@ class Job:
             yield decoder.decode(piece)
         yield decoder.decode(b"", final=True)
         if not is_complete:
-            warnings.warn(f"a part of the output of job {self.name} is missing", stacklevel=2)
+            warnings.warn(f"a part of the output of job {self.reference} is missing", stacklevel=2)
 
     def explain(self) -> Explanation:
-        """Return why the job waits and what would start it, or why it is where it is."""
+        """Return why the job waits, runs or has ended, and which change would start it."""
         return Explanation(self._client.get(f"/api/v1/jobs/{self.id}/explain"))
 
     def cancel(self, reason: str = "", *, warn: bool = False) -> None:
@@ -113,19 +118,19 @@ class Job:
         """
         from koalapy.client.results import check_folder, missing_results, unpack_results
 
-        target = Path(folder or f"job-{self.name}")
+        target = Path(folder or f"job-{self.reference}")
         check_folder(target, force=force)
         info = self.info
         received = unpack_results(self._client.stream_results(self.id), target, force=force)
         if missing := missing_results(info, received):
-            hint = "the job is not over" if info["state"] not in FINAL else f"see koala show {self.name}"
+            hint = "the job is not over" if info["state"] not in FINAL else f"see koala show {self.reference}"
             raise GridError(f"there are no results of {', '.join(missing)}", Exit.FAILED, hint)
         return target
 
     def __repr__(self) -> str:
         info = self.info
         reason = f": {info['reason']}" if info["reason"] else ""
-        return printable(f"<{type(self).__name__} {self.name} {info['state']}{reason}>")
+        return printable(f"<{type(self).__name__} {self.reference} {info['state']}{reason}>")
 
     def _repr_html_(self) -> str:
         table = format_html_table(list(QUEUE), [[cell(self.info) for cell in QUEUE.values()]])
@@ -138,9 +143,9 @@ class Array(Job):
     def __len__(self) -> int:
         return int((self._answer if "tasks" in self._answer else self.info)["tasks"]["size"])
 
-    def __getitem__(self, position: int) -> Job:
-        """Return the task at a position, from 0. It need not be started."""
-        return Job(self._client, {"id": range(self.id + 1, self.id + 1 + len(self))[position]})
+    def __getitem__(self, position: SupportsIndex) -> Job:
+        """Return the task at a position, from 0, also one that has not started."""
+        return Job(self._client, {"id": range(self.id + 1, self.id + 1 + len(self))[position.__index__()]})
 
     def __iter__(self) -> Iterator[Job]:
         return map(self.__getitem__, range(len(self)))

@@ -8,7 +8,10 @@ import pickle
 import runpy
 import sys
 import traceback
+import types
 
+MAIN = "__mp_main__"
+"""The name of the script's module, as of multiprocessing: what it runs belongs below ``if __name__ == "__main__"``."""
 CALLS, SCRIPT, RESULT = "koala_calls.pickle", "koala_main.py", "koala_result.pickle"
 
 
@@ -16,8 +19,9 @@ def make_call() -> tuple[bool, object, str]:
     """Return whether the call of this task has raised, its value or exception, and the traceback."""
     try:
         if os.path.exists(SCRIPT):
-            # As multiprocessing does: what the script runs belongs below ``if __name__ == "__main__"``.
-            vars(sys.modules["__main__"]).update(runpy.run_path(SCRIPT, run_name="__mp_main__"))
+            main = types.ModuleType(MAIN)
+            vars(main).update(runpy.run_path(SCRIPT, run_name=MAIN))
+            sys.modules["__main__"] = sys.modules[MAIN] = main
         with open(CALLS, "rb") as file:
             call = pickle.load(file)[int(os.environ["KOALA_ARRAY_INDEX"]) - 1]
         function, arguments, keywords = pickle.loads(call)
@@ -29,7 +33,9 @@ def make_call() -> tuple[bool, object, str]:
 def dump_result(has_raised: bool, value: object, trace: str) -> bytes:
     """Return the result of a call as bytes; an error in its place if it cannot be sent."""
     try:
-        result = pickle.dumps((has_raised, value, trace))
+        # Imported if the call was sent by it.
+        dumps = getattr(sys.modules.get("cloudpickle"), "dumps", pickle.dumps)
+        result = dumps((has_raised, value, trace))
         pickle.loads(result)  # an exception with other parameters than its arguments fails here
         return result
     except Exception as error:  # noqa: BLE001 # pickling runs any code

@@ -60,6 +60,8 @@ def with_time_zone(text: str) -> str:
 
 OPTIONS = {field.option.removeprefix("--").replace("-", "_"): name for name, field in JOB_FIELDS.items()}
 """Fields of a job by the names of their options in Python."""
+SINGLE_OR_LIST = {"after", "bundle", "collect", "inputs"}
+"""Fields of which a single value may stand for a list."""
 
 
 def build_submission(command: str | Sequence[object], options: Mapping[str, Any]) -> tuple[Json, list[str]]:
@@ -77,15 +79,21 @@ def build_submission(command: str | Sequence[object], options: Mapping[str, Any]
     if sizes or "request" not in fields:
         fields["request"] = build_request(**sizes or {"flexible": 1})
     fields["command"] = shlex.split(command) if isinstance(command, str) else list(map(str, command))
+    for name in SINGLE_OR_LIST & fields.keys():
+        fields[name] = list_of(fields[name])
     inputs = fields.get("inputs", ())
     fields["inputs"] = [inputs_of([entry])[0] if isinstance(entry, str) else entry for entry in inputs]
-    after = fields.get("after", [])
-    fields["after"] = list(map(str, after if isinstance(after, list) else [after]))
-    paths = list(map(str, fields.pop("bundle", ())))
+    fields["after"] = list(map(str, fields.get("after", ())))
+    paths = fields.pop("bundle", [])
     workdir = fields.pop("workdir", None)
     body = build_body({"stage": paths, **fields}, {"workdir": workdir}, {})
     del body["stage"]
     return body, paths
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return the values of an option of which a single one may stand for a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _to_json(value: Any) -> Any:

@@ -55,6 +55,7 @@ def test_import_of_unknown_name_is_attribute_error() -> None:
         ({"workdir": Path("/data")}, {"workdir": "/data"}),
         ({"each_line": ["1", "2"], "array": "%2", "name": None}, {"each_line": ["1", "2"], "array": "%2"}),
         ({"after": 7}, {"after": ["7"]}),
+        ({"inputs": "m:as=x", "collect": "out/*"}, {"inputs": [{"file": "m", "as": "x"}], "collect": ["out/*"]}),
         ({"after": [koalapy.Job(None, {"id": 7}), "8:any"]}, {"after": ["7", "8:any"]}),  # type: ignore[arg-type]
     ],
 )
@@ -123,18 +124,21 @@ def test_map_quotes_values_in_the_command(grid: Grid, monkeypatch: pytest.Monkey
         return {"id": 1, "tasks": {"size": 3}}
 
     monkeypatch.setattr(Client, "submit", submit)
-    tasks = grid.map("./sim --name='a b' --seed={} {}", ["x y", "$HOME", "'"], at_once=2, nonfixed=[1])
+    tasks = grid.map("./sim --name='a b' --seed={} '' {}", ["x y", "$HOME", "'"], at_once=2, nonfixed=[1])
     assert len(tasks) == 3
     assert [task.id for task in tasks] == [2, 3, 4]
     assert tasks[-1].id == 4
     (body,) = bodies
     assert (body["array"], body["each_line"], body["launcher"]) == ("%2", ["x y", "$HOME", "'"], "processes")
     line = '"$KOALA_ARRAY_LINE"'
-    assert body["command"] == ["sh", "-c", f"exec ./sim '--name=a b' --seed={line} {line}"]
+    assert body["command"] == ["sh", "-c", f"exec ./sim '--name=a b' --seed={line} '' {line}"]
+    with pytest.raises(GridError, match="values is empty"):
+        grid.map("./clean /data/{}", [])
+    assert len(bodies) == 1
 
 
 def test_objects_show_themselves_as_text_and_html(grid: Grid) -> None:
-    grid.submit("start <b>", flexible=2, name="a&b")
+    assert grid.submit("start <b>", flexible=2, name="a&b").name == "a&b"
     table = grid.jobs()
     assert repr(table).splitlines()[0].split()[:5] == ["ID", "NAME", "USER", "PRI", "STATE"]
     assert "<td>a&amp;b</td>" in table._repr_html_()

@@ -1,6 +1,7 @@
 """Calls of functions as tasks on embedded clusters."""
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -127,3 +128,37 @@ def test_calls_survive_a_killed_daemon(
         (tmp_path / "gate").touch()
         embedded.start(port)
     assert future.result().startswith(("north", "south"))
+
+
+SCRIPT = """
+import koalapy
+
+class Score:
+    def __init__(self, value):
+        self.value = value
+
+class Unlucky(Exception):
+    pass
+
+def score(number):
+    if number == 13:
+        raise Unlucky(number)
+    return Score(number)
+
+if __name__ == "__main__":
+    with koalapy.connect(URL).executor() as executor:
+        seven, thirteen = executor.submit(score, 7), executor.submit(score, 13)
+    assert isinstance(seven.result(), Score)
+    assert isinstance(thirteen.exception(), Unlucky)
+    print(seven.result().value, thirteen.exception())
+"""
+
+
+def test_calls_return_instances_of_classes_of_the_script(make_grid: Start, tmp_path: Path) -> None:
+    embedded = make_grid()
+    script = tmp_path / "score.py"
+    script.write_text(SCRIPT.replace("URL", repr(embedded.url)))
+    ran = subprocess.run(
+        [sys.executable, script], env=embedded.environment, capture_output=True, text=True, timeout=MAX_WAIT_S
+    )
+    assert (ran.returncode, ran.stdout.splitlines()[0]) == (0, "7 13"), ran.stderr
