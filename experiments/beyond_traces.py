@@ -19,7 +19,7 @@ from koalapy.model.job_spec import ClaimingMode, JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.jobs import Outcome, PlannedJob
+from koalapy.simulation.jobs import LocalUser, Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.workload.tables import markdown_table
@@ -61,7 +61,7 @@ class OfTraces(Experiment):
         ]
 
     def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        window = draw_window(traces, str(cell["trace"]), cell.seed, self.jobs)
+        window = self.draw_window(traces, str(cell["trace"]), cell.seed)
         clusters = cut_machine(window.nodes)
         setting = str(cell["setting"])
         fitting = tuple(job for job in window.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
@@ -78,6 +78,10 @@ class OfTraces(Experiment):
             "wide": len(window.jobs) - len(fitting),
             **self.measure_more(outcome, clusters),
         }
+
+    def draw_window(self, traces: Traces, source: str, seed: int) -> Window:
+        """Return the window of a source that depends on the seed."""
+        return draw_window(traces, source, seed, self.jobs)
 
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
         """Return the largest size of jobs that every variant can run; larger jobs are left out."""
@@ -163,10 +167,12 @@ class OfTraces(Experiment):
 
     def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator
 
         from experiments.plots import LINES
 
-        figure = Figure(figsize=(9.0, 1.2 + 0.42 * len(self.traces)), layout="constrained")
+        width = max(9.0, 2.4 * len(self.settings))
+        figure = Figure(figsize=(width, 1.2 + 0.42 * len(self.traces)), layout="constrained")
         panels = figure.subplots(1, len(self.settings), squeeze=False, sharey=True)[0]
         for ax, setting in zip(panels, self.settings, strict=True):
             for index, variant in enumerate(self.ways[1:]):
@@ -182,9 +188,12 @@ class OfTraces(Experiment):
                 )
             ax.axvline(1.0, color="#444444", linewidth=0.8)
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.minorticks_off()
             ax.set_title(setting, loc="left")
             ax.set_xlabel(f"{self.measure}, × {self.ways[0]}")
-            ax.set_yticks(range(len(self.traces)), [shorten_name(trace) for trace in self.traces])
+            ax.set_yticks(range(len(self.traces)), [shorten_name(source) for source in self.traces])
         panels[0].invert_yaxis()
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(self.ways) - 1)
         return figure
@@ -257,17 +266,6 @@ class Claiming(OfTraces):
             look_every=300.0,
             links={pair: Link(bandwidth=10e6) for pair in combinations(sorted(clusters), 2)},
         )
-        users = [
-            generate_local_users(
-                {name: nodes},
-                self.busy[setting],
-                duration=window.lasts,
-                sizes=[max(1, nodes // part) for part in (16, 8, 4)],
-                lasts=600.0,
-                seed=seed,
-            )
-            for name, nodes in clusters.items()
-        ]
         files = [(InputFile(f"data-{name}", 3_000_000_000, (name,)),) for name in clusters]
         specs: dict[tuple[int, int], JobSpec] = {}
 
@@ -281,7 +279,7 @@ class Claiming(OfTraces):
                     specs[key] = JobSpec(request, ("program",), policy="worst-fit", claiming=ClaimingMode(variant))
                 yield PlannedJob(job.arrives_at, specs[key], job.ran)
 
-        local_users = sorted((user for stream in users for user in stream), key=lambda user: (user.at, user.cluster))
+        local_users = generate_users(clusters, self.busy[setting], window.lasts, 600.0, seed)
         return Simulation(grid, RULES, local_users=local_users, seed=seed).run(plan_jobs())
 
 
@@ -349,6 +347,25 @@ class Sharing(OfTraces):
             for site in cut_machine(sum(DAS_3)):
                 if alone_response := alone.number(site):
                     yield result.number(site) / alone_response
+
+
+def generate_users(
+    clusters: Mapping[str, int], busy: float, duration: float, lasts: float, seed: int
+) -> list[LocalUser]:
+    """Generate local users with jobs of a sixteenth to a quarter of their cluster."""
+    users = [
+        user
+        for name, nodes in clusters.items()
+        for user in generate_local_users(
+            {name: nodes},
+            busy,
+            duration=duration,
+            sizes=[max(1, nodes // part) for part in (16, 8, 4)],
+            lasts=lasts,
+            seed=seed,
+        )
+    ]
+    return sorted(users, key=lambda user: (user.at, user.cluster))
 
 
 def home_of(job: WindowJob, clusters: Mapping[str, int], setting: str) -> str:

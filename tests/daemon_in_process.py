@@ -41,7 +41,7 @@ class ServedDaemon:
 
 @contextmanager
 def daemon_in_thread(
-    path: Path, sites: Sites | None = None, *, has_dashboard: bool = False, **options: Any
+    path: Path, sites: Sites | None = None, *, rules: Rules | None = None, has_dashboard: bool = False, **options: Any
 ) -> Iterator[ServedDaemon]:
     """Serve a daemon with its database at ``path`` from a thread while the block runs.
 
@@ -53,7 +53,7 @@ def daemon_in_thread(
 
     async def serve() -> None:
         try:
-            async with serving(path, [], Rules(), sites, has_dashboard=has_dashboard, **options) as client:
+            async with serving(path, [], rules or Rules(), sites, has_dashboard=has_dashboard, **options) as client:
                 assert isinstance(client._transport, httpx2.ASGITransport)
                 app = client._transport.app
                 server = uvicorn.Server(

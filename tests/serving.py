@@ -22,6 +22,7 @@ from koalapy.api.guard import TokenAuthenticator
 from koalapy.api.history import history_router, record_router
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
+from koalapy.api.reservations import reservations_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection
 from koalapy.daemon.agents.hub import AgentDetails
@@ -50,13 +51,14 @@ from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.figures import Samples
+from koalapy.daemon.reservations import Reservations
 from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import LoginServices
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
-from koalapy.model.identity import Identity
+from koalapy.model.identity import Identity, Permission
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
@@ -83,7 +85,14 @@ from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
 from koalapy.store.history import HistoryStore
 from koalapy.store.output import OutputStore
 from koalapy.store.records import ClusterRecord
-from koalapy.store.service_tables import AlertMarkStore, FileStore, MeasurementStore, SampleStore, TokenStore
+from koalapy.store.service_tables import (
+    AlertMarkStore,
+    FileStore,
+    MeasurementStore,
+    ReservationStore,
+    SampleStore,
+    TokenStore,
+)
 from koalapy.store.sql import JobStore
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites
@@ -186,6 +195,7 @@ class SharedApplication:
             ),
             advisor_router(self._defer("advisor")),
             limits_router(self._defer("limits")),
+            reservations_router(self._defer("reservations")),
             history_router(history),
             forecasts_router(self._defer("forecasts"), jobs),
             nodes_router(jobs, self._defer("node_lists"), engine.queries),
@@ -273,8 +283,8 @@ async def serving(
         ),
         nonces=str,
     )
-    saved = store.load()
-    scheduler.restore(saved.jobs, time.time(), saved.scans)
+    saved, reservation_store = store.load(), ReservationStore(database)
+    scheduler.restore(saved.jobs, time.time(), saved.scans, reservation_store.made())
 
     def describe(name: str) -> ClusterRecord:
         cluster = scheduler.queries.grid[name]
@@ -310,7 +320,10 @@ async def serving(
     files = Files(engine, file_store, sites, bundles)
     outputs = Outputs(engine, queries, store, OutputStore(path.parent / "output", 1000))
 
+    reservations = Reservations(engine, reservation_store, sites, sites, store.instance, Permission(users=["bob"]))
+
     async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
+        spec = reservations.resolve_spec(spec)
         return await files.resolve_spec(await result_inputs.resolve_spec(spec, caller), caller)
 
     jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, resolve_spec, submission_rules)
@@ -362,6 +375,7 @@ async def serving(
             memory_stores().notifications, {"mail": RefusingSender()}, OPERATORS_MAIL, engine.clock, queries.jobs
         ),
         "record": record,
+        "reservations": reservations,
         "samples": Samples(engine, SampleStore(database), engine.clock),
         "results": results,
         "result_inputs": result_inputs,
@@ -369,7 +383,7 @@ async def serving(
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, has_agent_routes=has_agent_routes) as app:
         app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
-        app.state.alerts = alerts
+        app.state.alerts, app.state.reservations = alerts, reservations
         if has_dashboard:
             login_services = LoginServices(
                 identities, TokenAuthenticator(identities, Pace()), LoginCodes(), None, 3600.0

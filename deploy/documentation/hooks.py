@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from deploy.documentation import cli_page, evidence_page, logs_page, metrics_page, rest_page, settings_page
+from deploy.documentation import cli_page, evidence_page, logs_page, metrics_page, python_page, rest_page, settings_page
 from koalapy.cli.terminal import foreign_options
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown += logs_page.page()
     elif source == "metrics.md":
         markdown += metrics_page.page()
+    elif source == "python.md":
+        markdown += python_page.page()
     elif source == "rest.md":
         markdown += rest_page.page(json.loads(files.src_uris[OPENAPI].content_string))
 

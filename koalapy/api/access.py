@@ -36,6 +36,7 @@ ACCESS: Mapping[str, Access] = {
     "cancel_job": "owner",
     "change_job": "owner",
     "cancel_jobs": Role.USER,
+    "cancel_reservation": Role.USER,
     "clear_cluster": Role.OPERATOR,
     "create_login_code": Role.USER,
     "create_token": Role.USER,
@@ -58,6 +59,7 @@ ACCESS: Mapping[str, Access] = {
     "hold_job": "owner",
     "hold_jobs": Role.USER,
     "list_alerts": Role.USER,
+    "make_reservation": Role.USER,
     "mark_alert": Role.OPERATOR,
     "list_attempts": "owner",
     "dashboard_file": "public",
@@ -69,6 +71,7 @@ ACCESS: Mapping[str, Access] = {
     "list_jobs": Role.USER,
     "list_policies": Role.USER,
     "list_replicas": Role.USER,
+    "list_reservations": Role.USER,
     "list_tokens": Role.USER,
     "live": "public",
     "logout": Role.USER,
@@ -94,8 +97,10 @@ ACCESS: Mapping[str, Access] = {
     "show_job": Role.USER,
     "show_limits": Role.USER,
     "list_shares": Role.USER,
+    "list_states": Role.USER,
     "show_link_history": Role.USER,
     "show_network": Role.USER,
+    "show_reservation": Role.USER,
     "show_timeline": "owner",
     "show_usage": Role.USER,
     "start_background": Role.OPERATOR,
@@ -112,7 +117,9 @@ ACCESS: Mapping[str, Access] = {
 """Access by operation id; an operation that is missing here is for administrators."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_change", "explain_submission", "foretell_submission"})
+READ_ONLY_OPERATIONS = frozenset(
+    {"ask_what_if", "explain_change", "explain_submission", "foretell_submission", "list_states"}
+)
 """Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}
 """Names of path parameters in the audit, for those with another name there."""

@@ -36,6 +36,7 @@ TAGS = [
     {"name": "jobs", "description": "Submit jobs, read their state and output, and cancel, hold or release them."},
     {"name": "files", "description": "Input files on the clusters, bundles of submitters, and results of jobs."},
     {"name": "clusters", "description": "The clusters of the grid, their use, and the placement policies."},
+    {"name": "reservations", "description": "Nodes of several clusters that are reserved for a time."},
     {"name": "history", "description": "Outcomes of jobs and use of clusters, by day or week."},
     {"name": "record", "description": "Recordings of the scheduler's inputs, for `koala replay`."},
     {"name": "network", "description": "Bandwidth and latency between clusters, and orders to measure them."},

@@ -171,6 +171,25 @@ class TasksView(Output):
     cancelled: int
 
 
+class PlannedStartView(Output):
+    """When a job is planned to start, unless local users or jobs of higher priority come first."""
+
+    at: Timestamp | None
+    """The time as planned now; null if none is planned any more."""
+    first: Timestamp
+    """The time as planned first."""
+    moved_because: str
+    """Why the start has become later; empty if it has not."""
+    is_certain: bool
+    """Whether the plan rests on walltimes alone, not on expected run times."""
+    clusters: list[str]
+    """The clusters of the first plan."""
+    kept: int
+    """Number of earlier planned starts on these clusters that were on time, when this one was planned first."""
+    counted: int
+    """Number of earlier planned starts on these clusters."""
+
+
 STANDING = {
     "submitted_at",
     "placed_at",
@@ -184,9 +203,11 @@ STANDING = {
     "tasks",
     "array_job",
     "array_index",
+    "planned_start",
 }
 """Fields of a job that show its progress."""
-_Standing = view_model("_Standing", Job, "", only=STANDING, elements={"tasks": TasksView}, base=_Spans)
+_standing_elements = {"tasks": TasksView, "planned_start": PlannedStartView}
+_Standing = view_model("_Standing", Job, "", only=STANDING, elements=_standing_elements, base=_Spans)
 
 
 class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
@@ -378,8 +399,8 @@ Flexible = body_model(
     "A request with a total size; the scheduler chooses components and clusters within the limits.",
     needs={"type"},
 )
-_submitted_requests: Any = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
-_Submission = body_model("JobSubmission", JobSpec, "", elements={"inputs": JobInput, "request": _submitted_requests})
+SubmittedRequest: Any = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
+_Submission = body_model("JobSubmission", JobSpec, "", elements={"inputs": JobInput, "request": SubmittedRequest})
 
 
 class JobSubmission(_Submission):  # type: ignore[misc, valid-type]

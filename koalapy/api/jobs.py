@@ -31,11 +31,11 @@ from koalapy.api.job_views import (
 from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord
+from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, no_job_error
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, JobState
+from koalapy.model.job import FINAL_STATES, JobId, JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import Priority
 from koalapy.model.times import PAST_TIME_EXAMPLES
@@ -52,6 +52,8 @@ LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "s
 
 MAX_JOBS = 1000
 """Maximum number of jobs in one batch or bulk action."""
+MAX_IDS = 500
+"""Maximum number of ids that a list selects."""
 
 
 class JobQuery(fields.JobSelection):
@@ -63,6 +65,9 @@ class JobQuery(fields.JobSelection):
     array: int | None = Field(
         None, ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks"
     )
+    ids: list[Annotated[int, Field(ge=1, le=fields.MAX_ID)]] = Field(
+        [], max_length=MAX_IDS, description="only these jobs and started tasks, newest first"
+    )
     since: fields.PastTime = Field("", description=f"only jobs submitted at or after this time: {PAST_TIME_EXAMPLES}")
     until: fields.PastTime = Field("", description="only jobs submitted before this time")
     sort: JobSort = Field(
@@ -70,7 +75,7 @@ class JobQuery(fields.JobSelection):
     )
     before: int | None = Field(None, ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")
     offset: int = Field(0, ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")
-    count: bool = Field(False, description="also return the number of matching jobs")
+    count: bool = Field(False, description="also return the number of matching jobs, unless ids are given")
 
 
 class JobBatch(Input):
@@ -83,6 +88,16 @@ class SubmittedJobs(Output):
     """The ids of submitted jobs, in the order of the request."""
 
     jobs: list[int]
+
+
+MAX_STATES = 10_000
+"""Maximum number of jobs in one request for states."""
+
+
+class StatesOrder(Input):
+    """The jobs whose states to return."""
+
+    jobs: Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_STATES)]
 
 
 def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRouter:
@@ -153,15 +168,16 @@ def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> N
             query.before,
             query.limit,
             array=query.array,
+            ids=tuple(query.ids) or None,
             since=since,
             until=until,
         )
         total: int | None = None
         is_whole, position = True, None
-        if query.sort is JobSort.NEWEST:
+        if query.sort is JobSort.NEWEST or query.ids:
             records, before = await service.list_page(job_filter)
             position = before and {"before": before}
-            if query.count:
+            if query.count and not query.ids:
                 total, is_whole = await service.count(replace(job_filter, before=None))
         else:
             _check_unfinished(states, query.sort)
@@ -338,6 +354,17 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         new queue that its submission time gives it."""
         results = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
         return {"jobs": [changed_job(result) for result in results]}
+
+    @router.post("/states", response_model=ChangedJobs)
+    async def list_states(order: StatesOrder) -> Any:
+        """Return the current states of up to 10,000 jobs and tasks of arrays, in the form of results of actions."""
+        jobs = await service.get_many(order.jobs)
+
+        def render_state(ident: JobId) -> str:
+            record = JobRecord(jobs[ident], "") if ident in jobs else None
+            return changed_job(ActionResult(ident, record, None if record else no_job_error(ident))).model_dump_json()
+
+        return await render_json_list("jobs", map(render_state, dict.fromkeys(order.jobs)), {})
 
     @router.patch("/{job}", response_model=JobView, responses=conflict)
     async def change_job(job: Id, change: JobPatch, caller: Caller) -> Any:

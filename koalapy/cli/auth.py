@@ -21,13 +21,14 @@ from koalapy.cli.terminal.options import (
     refuse_together,
     show_json,
 )
-from koalapy.cli.terminal.tables import Columns, format_columns, format_moment, format_table
+from koalapy.cli.terminal.tables import format_columns, format_moment, format_table
 from koalapy.client import logins
 from koalapy.client.access import Access
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
 from koalapy.client.logins import Login
+from koalapy.client.tables import Columns
 from koalapy.model.identity import Role
 from koalapy.model.wording import format_bytes
 from koalapy.system.files import open_own_folder, write_private_file
@@ -44,7 +45,7 @@ def log_in(address: Address = ADDRESS, as_json: AsJson = False) -> None:
     if new_login is None:
         ending = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
-        raise CliError(f"no cluster's agent{ending}", Exit.UNREACHABLE, hint)
+        raise GridError(f"no cluster's agent{ending}", Exit.UNREACHABLE, hint)
     if as_json:
         names = ("url", "user", "role", "cluster")
         show_json({name: getattr(new_login, name) for name in names} | {"expires_at": new_login.ends_at})
@@ -65,7 +66,7 @@ def log_out(
     saved_logins = [login for login in logins.list_valid() if every or url in (None, login.url)]
     if len(saved_logins) > 1 and not every:
         urls = " and ".join(login.url for login in saved_logins)
-        raise CliError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
+        raise GridError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
     if not saved_logins and not as_json:
         print("you are not logged in")
     worst, ended = Exit.OK, []
@@ -73,7 +74,7 @@ def log_out(
         logins.forget_login(login.url)
         try:
             Client(login.url, None, Access(login.url, login.token, login.ca)).post("/api/v1/logout")
-        except CliError as error:
+        except GridError as error:
             if error.status != 401:  # otherwise it has expired already
                 until = f"it was not told, and takes the login until {_expiry_text(login)}"
                 print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
@@ -220,7 +221,7 @@ def revoke_tokens(
 ) -> None:
     """Revoke tokens at once, with all tokens created from them and their open connections."""
     if bool(tokens) == every:
-        raise CliError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
+        raise GridError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
     answer = daemon.client().post("/api/v1/tokens/revoke", order)
     messages = [f"token {token['id']} of {token['user']} is revoked" for token in answer["tokens"]]
@@ -248,11 +249,11 @@ def open_dashboard(
         if sys.stdout.isatty():
             print("koala: open it in a browser within a minute, once", file=sys.stderr)
     elif not webbrowser.open(_write_redirect_page(address).as_uri()):
-        raise CliError("no browser could be started", Exit.FAILED, "run it without --open, and open the address")
+        raise GridError("no browser could be started", Exit.FAILED, "run it without --open, and open the address")
 
 
 def _write_redirect_page(address: str) -> Path:
-    """Write a private file that redirects a browser to an address. Raise ``CliError`` if this fails.
+    """Write a private file that redirects a browser to an address. Raise ``GridError`` if this fails.
 
     Other accounts of the machine can read the arguments of a browser process, and would see a token in them.
     """
@@ -269,7 +270,7 @@ def _write_redirect_page(address: str) -> Path:
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
-        raise CliError(
+        raise GridError(
             f"cannot create a file that only your account can read: {error}",
             Exit.FAILED,
             "run it without --open, and open the address",

@@ -7,7 +7,7 @@ from koalapy import __version__
 from koalapy.cli.startup import is_interrupt
 from koalapy.cli.terminal.arguments import Group, root_options, run_command
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
-from koalapy.client.errors import CliError, Exit, of_koala
+from koalapy.client.errors import Exit, GridError, of_koala
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import KoalaError
 
@@ -34,6 +34,7 @@ KOALA = Group(
         "change": "koalapy.cli.jobs.change:change_job",
         "explain": "koalapy.cli.jobs.explain:explain_job",
         "what-if": "koalapy.cli.jobs.explain:what_if",
+        "reserve": "koalapy.cli.clusters.reservations:reserve_group",
         "clusters": "koalapy.cli.clusters.grid:clusters_group",
         "top": "koalapy.cli.clusters.grid:show_top",
         "alerts": "koalapy.cli.clusters.grid:alerts_group",
@@ -93,7 +94,7 @@ def _run_command(timeouts: ClientTimeouts) -> int:
     """Run the command of this process and return its exit code. Print an error on standard error."""
     try:
         return run_command("koala", KOALA, sys.argv[1:], timeouts)
-    except (CliError, KoalaError) as error:
+    except (GridError, KoalaError) as error:
         cli_error = of_koala(error) if isinstance(error, KoalaError) else error
         try:
             print(f"koala: {cli_error}", file=sys.stderr)

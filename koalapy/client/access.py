@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from koalapy.client.errors import CliError, Exit, of_koala
+from koalapy.client.errors import Exit, GridError, of_koala
 from koalapy.client.http import PORTS
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import UsageError
@@ -32,7 +32,7 @@ _WHERE = "it is in tokens of the daemon's configuration, or in the file token of
 class Access:
     """The address, token and trusted certificates of one daemon.
 
-    Raises ``ValueError`` for an invalid URL, and ``CliError`` if a login is rejected.
+    Raises ``ValueError`` for an invalid URL, and ``GridError`` if a login is rejected.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Access:
         logins.forget_login(self.url, self.token)
         try:
             login = logins.find_login(self.url, self._timeouts)
-        except CliError as error:
+        except GridError as error:
             self.hint = str(error)
             return False
         if login is None or login.token == self.token:
@@ -106,14 +106,14 @@ class Access:
     def _find_token(self, *, is_url_given: bool) -> None:
         """Find a token in the files of this account's daemon, or a login, if the user gave no token.
 
-        If neither exists, only set ``hint``: advice for a rejected request. Raise ``CliError`` if a login is rejected.
+        If neither exists, only set ``hint``: advice for a rejected request. Raise ``GridError`` if a login is rejected.
         """
         self.parts, search = _own_daemon(self.parts)
         login, silent, failure = None, "", None
         if not search.token:
             try:
                 login, silent = self._find_login(is_url_given=is_url_given)
-            except CliError as error:
+            except GridError as error:
                 failure = error
             if login is None and not is_url_given:
                 self._await_start(self._timeouts.start_notice_s)
@@ -130,7 +130,7 @@ class Access:
             self.hint = "run koala login"
 
     def _find_login(self, *, is_url_given: bool) -> "tuple[Login | None, str]":
-        """Return a login, if any, and the error of agents that do not respond. Raise ``CliError`` if it is rejected."""
+        """Return a login, if any, and the error of silent agents. Raise ``GridError`` if it is rejected."""
         # Imported here, since most commands do not need an agent's login.
         from koalapy.client import logins
 
@@ -168,7 +168,7 @@ class Access:
         return True
 
     def _check_encrypted(self) -> None:
-        """Raise ``CliError`` if the token would go over a network in clear."""
+        """Raise ``GridError`` if the token would go over a network in clear."""
         try:
             check_encrypted(self.parts)
         except UsageError as error:
@@ -192,16 +192,16 @@ class Access:
 
 
 def check_showable(token: str, source: str) -> str:
-    """Return a token without its trailing newline. Raise ``CliError``, without the token, if it is invalid.
+    """Return a token without its trailing newline. Raise ``GridError``, without the token, if it is invalid.
 
     ``source``: the option or variable with the token, for the error message.
     """
     stripped = token.strip()
     if not stripped:
-        raise CliError(f"{source} is blank", Exit.USAGE, "give a token, or leave the option out")
+        raise GridError(f"{source} is blank", Exit.USAGE, "give a token, or leave the option out")
     if not all("!" <= sign <= "~" for sign in stripped):
         hint = "give it as it was printed: tokens have ASCII letters, digits and signs"
-        raise CliError(f"{source} is not a token", Exit.USAGE, hint)
+        raise GridError(f"{source} is not a token", Exit.USAGE, hint)
     return stripped
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.client.access import Access
-from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
+from koalapy.client.errors import CODE_OF_STATUS, Exit, GridError, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Json, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
+MAX_STATES = 10_000
+"""Jobs in one request for states."""
 MAX_ACTIVE_JOBS = 10_000
 """Maximum number of listed jobs that have nodes or are about to get them."""
 LONG_POLL_S = 20.0
@@ -61,7 +63,7 @@ class JobListing:
 
 
 class Client:
-    """A client of one daemon. Every failure is a ``CliError``."""
+    """A client of one daemon. Every failure is a ``GridError``."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Client:
                 chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=timeouts
             )
         except ValueError as error:
-            raise CliError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
+            raise GridError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self.url = self._access.url
 
     def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
@@ -114,7 +116,7 @@ class Client:
         for pause in (0.2, 0.5, 1.0):
             try:
                 return self.post(path, body, headers)
-            except CliError as error:
+            except GridError as error:
                 if not error.may_recover:
                     raise
             self.timeouts.sleep(pause)
@@ -139,7 +141,7 @@ class Client:
         return self.get(f"/api/v1/jobs/{job}", **query)
 
     def wait_for_end(self, job: int, deadline: float | None) -> Json:
-        """Wait until a job has ended and return it. Raise ``CliError`` at ``deadline`` (monotonic seconds).
+        """Wait until a job has ended and return it. Raise ``GridError`` at ``deadline`` (monotonic seconds).
 
         Continue to wait if a daemon that has responded before, or its database, becomes unreachable.
         """
@@ -156,14 +158,19 @@ class Client:
                 absence.end()
                 if state in FINAL:
                     return answer
-            except CliError as error:
+            except GridError as error:
                 absence.tolerate(error)
                 wait_s = LONG_POLL_S if deadline is None else max(0.0, deadline - requested_at)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"the job continues: koala wait {job}")
+                raise GridError(f"job {job} is still {state}", Exit.TIMEOUT, f"the job continues: koala wait {job}")
             # A daemon that is shutting down or unreachable does not hold the request, so pause here.
             self.timeouts.sleep(max(0.0, min(0.2, wait_s) - (now - requested_at)))
+
+    def states(self, jobs: Sequence[int]) -> Iterator[Json]:
+        """Yield ``job``, ``state`` (None without such a job) and ``problem`` of each job."""
+        for start in range(0, len(jobs), MAX_STATES):
+            yield from self.post("/api/v1/jobs/states", {"jobs": list(jobs[start : start + MAX_STATES])})["jobs"]
 
     def attempts(self, job: int, last: int | None = None) -> list[Json]:
         """Return the last attempts of a job, oldest first."""
@@ -226,7 +233,7 @@ class Client:
         options = {"component": component, "stream": stream, "tail": tail}
         query: Json = {"follow": follow} | {name: value for name, value in options.items() if value is not None}
         while True:
-            error = CliError(f"the daemon at {self.url} broke off", Exit.UNREACHABLE, "try again")
+            error = GridError(f"the daemon at {self.url} broke off", Exit.UNREACHABLE, "try again")
             try:
                 pieces = self._stream_pieces(f"/api/v1/jobs/{job}/output", query, ANSWER_TIMEOUT_S)
                 for part in map(json.loads, _split_lines(pieces)):
@@ -239,12 +246,12 @@ class Client:
                     is_complete = is_complete and not part["missing"]
                     offsets[part["component"]] = part["offset"]
                     yield b64decode(part["data"]), is_complete
-            except CliError as rejection:
+            except GridError as rejection:
                 error = rejection
             positions = ",".join(f"{number}:{offset}" for number, offset in offsets.items())
             if len(positions) > MAX_POSITIONS_LENGTH:
                 lost = f"{error.message}, and output of {len(offsets)} components at once cannot be continued"
-                raise CliError(lost, Exit.UNREACHABLE, f"koala logs {job} prints it from the beginning")
+                raise GridError(lost, Exit.UNREACHABLE, f"koala logs {job} prints it from the beginning")
             absence.tolerate(error)
             query |= {"attempt": attempt, "offsets": positions}
             self.timeouts.sleep(RETRY_DELAY_S)
@@ -277,7 +284,7 @@ class Client:
                     received += len(piece)
                     yield piece
                 return
-            except CliError as error:
+            except GridError as error:
                 version = headers.get("etag", "").strip('"') or query.get("version")
                 if not version or (headers and received == offset):
                     raise
@@ -316,7 +323,7 @@ class Client:
         """Return whether the daemon stores the archive of this SHA-256. If so, the daemon extends its lifetime."""
         try:
             self.get(f"/api/v1/bundles/{bundle}")
-        except CliError as error:
+        except GridError as error:
             if error.code is not Exit.NOT_FOUND:
                 raise
             return False
@@ -338,7 +345,7 @@ class Client:
         """Yield the body of a GET response as it arrives. Request a new login once if the daemon rejects the old one.
 
         ``timeout``: seconds without data; None for no limit. ``answered`` gets the headers of an accepted response,
-        with names in small letters. Raise ``CliError`` for a rejected or interrupted response.
+        with names in small letters. Raise ``GridError`` for a rejected or interrupted response.
         """
         began = False
         try:
@@ -360,11 +367,11 @@ class Client:
         except CONNECTION_ERRORS as error:
             if began:
                 message = f"the daemon at {self.url} broke off ({error})"
-                raise CliError(message, Exit.UNREACHABLE, "try again") from error
+                raise GridError(message, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable_error(error) from error
 
     def _request_json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **options: Any) -> Json:
-        """Send a request and return the JSON object of the response; raise ``CliError`` for any failure.
+        """Send a request and return the JSON object of the response; raise ``GridError`` for any failure.
 
         Request a new login once if the daemon rejects the old one. ``timeout``: in seconds; None for no limit.
         """
@@ -385,7 +392,7 @@ class Client:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise CliError(f"the server at {self.url} is not a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+            raise GridError(f"the server at {self.url} is not a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
     def _renew_login(self, content: Readable | None = None) -> bool:
@@ -397,19 +404,19 @@ class Client:
             content.seek(0)
         return True
 
-    def _unreachable_error(self, error: Exception) -> CliError:
+    def _unreachable_error(self, error: Exception) -> GridError:
         """Convert a connection error to an error for the user; it names the cause if TLS failed."""
         if explanation := explain_tls_error(error, urlsplit(self.url).hostname or ""):
-            return CliError(
+            return GridError(
                 f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
             )
         if self._access.is_starting:
             message = f"the daemon at {self.url} is still starting"
-            return CliError(message, Exit.UNREACHABLE, "try again when it has printed its address")
+            return GridError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
-        return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
+        return GridError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
-    def _rejection_error(self, answer: Answer) -> CliError:
+    def _rejection_error(self, answer: Answer) -> GridError:
         """Convert an error response to an error for the user; for status 401 advise on the token."""
         error = _answer_to_error(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
@@ -423,7 +430,7 @@ class Absence:
     def __init__(self, client: Client) -> None:
         self._client, self._reported = client, False
 
-    def tolerate(self, error: CliError) -> None:
+    def tolerate(self, error: GridError) -> None:
         """Print once that the daemon is unreachable, or raise the error if it is not expected to return.
 
         A daemon that has responded before, or says when to retry, is waited for without limit: jobs go on without it.
@@ -465,17 +472,17 @@ def nodes_of(request: Json) -> int:
 
 
 def in_path(name: str) -> str:
-    """Quote a name as one segment of a URL path. Raise ``CliError`` if it cannot be encoded."""
+    """Quote a name as one segment of a URL path. Raise ``GridError`` if it cannot be encoded."""
     if not is_utf8(name):
-        raise CliError(f"the name {name[:60]!r} is not valid UTF-8", Exit.USAGE, "write it in UTF-8")
+        raise GridError(f"the name {name[:60]!r} is not valid UTF-8", Exit.USAGE, "write it in UTF-8")
     return quote(name, safe="")
 
 
-def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
+def _no_unicode(error: UnicodeEncodeError, sent: Json) -> GridError:
     """Return an error with the name of the field that cannot be encoded."""
     field, text = _odd_text(sent.get("body"), "") or ("", error.object)
     message = f"{field or 'what was given'} is {text[:60]!r}, which is not valid UTF-8"
-    return CliError(message, Exit.USAGE, "write it in UTF-8", field)
+    return GridError(message, Exit.USAGE, "write it in UTF-8", field)
 
 
 def _odd_text(value: object, field: str) -> tuple[str, str] | None:
@@ -492,12 +499,12 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
     return next((pair for name, child in children if (pair := _odd_text(child, name))), None)
 
 
-def _answer_to_error(answer: Answer) -> CliError:
+def _answer_to_error(answer: Answer) -> GridError:
     """Convert a problem+json response to an error."""
     try:
         error = problem_to_error({**answer.json(), "status": answer.status})
     except (ValueError, KeyError, TypeError):
-        return CliError(f"HTTP status {answer.status}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+        return GridError(f"HTTP status {answer.status}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
     pause = answer.headers.get("Retry-After", "")
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS and pause:
         error.hint = f"{error.hint or 'try again'} (in {pause} s)"
@@ -505,10 +512,10 @@ def _answer_to_error(answer: Answer) -> CliError:
     return error
 
 
-def problem_to_error(problem: Json) -> CliError:
+def problem_to_error(problem: Json) -> GridError:
     """Convert a problem of the daemon to an error."""
     status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
-    error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
+    error = GridError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
     error.status = status
     error.problem = next((code for code in ProblemCode if code == problem.get("code")), None)
     return error

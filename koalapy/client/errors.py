@@ -1,4 +1,4 @@
-"""Exit codes and one-line error messages of commands."""
+"""Errors of the client, and the exit codes of commands."""
 
 from enum import IntEnum
 from http import HTTPStatus
@@ -28,11 +28,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class CliError(Exception):
-    """An error that ends the command with a line on standard error: the message and a hint.
+class GridError(Exception):
+    """An error of a request to a grid: its message, what to do (``hint``) and the ``field`` of the job that is wrong.
 
-    ``field``: the field of the API that the error concerns. ``status`` and ``problem`` come from the daemon's response;
-    0 and None without one. ``retry_after``: pause in seconds that the daemon requests.
+    ``code`` is the exit code that the same command would have; ``problem`` the code of the daemon's response and
+    ``status`` its HTTP status, None and 0 without one. ``retry_after``: pause in seconds that the daemon requests.
     """
 
     status = 0
@@ -61,10 +61,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
-def of_koala(error: KoalaError) -> CliError:
+def of_koala(error: KoalaError) -> GridError:
     """Convert an error of koalapy to an error of a command."""
     code = next((code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind)), Exit.FAILED)
-    return CliError(error.message, code, error.hint)
+    return GridError(error.message, code, error.hint)
 
 
 CODE_OF_ERROR: dict[type[KoalaError], Exit] = {

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.files import (
     DIRECTORY,
@@ -116,18 +116,18 @@ def contact_agents(
         try:
             with _Conversation(path, timeouts.agent_greeting_s, timeouts.sleep, well_known) as conversation:
                 responding.append(conversation.read_greeting())
-        except CliError as error:
+        except GridError as error:
             errors.append(str(error))
     return responding, errors
 
 
 def request_login(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
-    """Request a new login from an agent. Raise ``CliError`` if the agent rejects the request."""
+    """Request a new login from an agent. Raise ``GridError`` if the agent rejects the request."""
     with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
         greeting = conversation.read_greeting()
         answer = conversation.send_question({"ask": "login"})
         if "error" in answer:
-            raise CliError(
+            raise GridError(
                 f"the agent of {greeting.cluster} rejects the login: {answer['error']}",
                 Exit.NOT_ALLOWED,
                 str(answer.get("hint") or ""),
@@ -149,7 +149,7 @@ def request_login(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, wel
 
 
 class _Conversation:
-    """A conversation with an agent under one deadline. Every failure is a ``CliError``."""
+    """A conversation with an agent under one deadline. Every failure is a ``GridError``."""
 
     def __init__(self, path: Path, timeout: float, sleep: Callable[[float], None], well_known: Path) -> None:
         self._path, self._timeout, self._sleep, self._well_known = path, timeout, sleep, well_known
@@ -171,7 +171,7 @@ class _Conversation:
     def _connect_socket(self) -> None:
         """Connect to the agent, and check that root or the owner of the folder runs it.
 
-        Raise ``CliError`` if the agent does not respond or cannot be trusted.
+        Raise ``GridError`` if the agent does not respond or cannot be trusted.
         """
         try:
             folder, owner = open_socket_folder(self._path.parent)
@@ -215,7 +215,7 @@ class _Conversation:
         return Agent(self._path, cluster, url.rstrip("/"), ca)
 
     def send_question(self, question: dict[str, str]) -> dict[str, Any]:
-        """Send one line of JSON to the agent and return its response. Raise ``CliError`` if none arrives."""
+        """Send one line of JSON to the agent and return its response. Raise ``GridError`` if none arrives."""
         try:
             self._limit_timeout()
             self._socket.sendall(json.dumps(question).encode() + b"\n")
@@ -224,7 +224,7 @@ class _Conversation:
         return self._read_answer()
 
     def _read_answer(self) -> dict[str, Any]:
-        """Return the next line that the agent sends, a JSON object. Raise ``CliError`` if none arrives in time."""
+        """Return the next line that the agent sends, a JSON object. Raise ``GridError`` if none arrives in time."""
         while b"\n" not in self._read:
             try:
                 self._limit_timeout()
@@ -250,23 +250,23 @@ class _Conversation:
             raise TimeoutError("timed out")
         self._socket.settimeout(remaining_s)
 
-    def _no_answer_error(self, error: OSError) -> CliError:
+    def _no_answer_error(self, error: OSError) -> GridError:
         """Convert a socket error to an error for the user, with advice."""
         message = f"the agent at {self._path} does not answer"
         if isinstance(error, TimeoutError):
-            return CliError(
+            return GridError(
                 f"{message} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "contact the administrator of this host"
             )
-        return CliError(
+        return GridError(
             f"{message} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "start the agent, or wait for it"
         )
 
-    def _untrusted_error(self, reason: str | None) -> CliError:
+    def _untrusted_error(self, reason: str | None) -> GridError:
         hint = f"unset {VARIABLE}, or set it to the agent's own socket"
-        return CliError(f"{self._path}: {reason}", Exit.NOT_ALLOWED, hint)
+        return GridError(f"{self._path}: {reason}", Exit.NOT_ALLOWED, hint)
 
-    def not_agent_error(self) -> CliError:
-        return CliError(f"the listener at {self._path} is not an agent", Exit.UNREACHABLE, f"set {VARIABLE}")
+    def not_agent_error(self) -> GridError:
+        return GridError(f"the listener at {self._path} is not an agent", Exit.UNREACHABLE, f"set {VARIABLE}")
 
 
 def _is_url(text: str) -> bool:
@@ -280,7 +280,7 @@ def _is_url(text: str) -> bool:
 RETRY_PAUSE_S = 0.05
 
 
-class SilentAgentsError(CliError):
+class SilentAgentsError(GridError):
     """No responding agent of this host belongs to the daemon, and some agents do not respond."""
 
 
@@ -289,7 +289,7 @@ def find_login(
 ) -> Login | None:
     """Return a login for the daemon at a URL, or without a URL for the only daemon; None if no agent belongs to it.
 
-    Renew a login that is about to expire if possible. Raise ``CliError`` if the agent rejects the request for a login.
+    Renew a login that is about to expire if possible. Raise ``GridError`` if the agent rejects the request for a login.
     """
     saved = _find_saved(url)
     if saved is not None and not saved.is_due:
@@ -302,7 +302,7 @@ def find_login(
             return renewed
         try:
             return log_in(saved.url if saved is not None else url, timeouts, well_known)
-        except CliError:
+        except GridError:
             if saved is None:
                 raise
             return saved
@@ -317,14 +317,14 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
     if url is not None:
         agents = [agent for agent in agents if agent.url == url]
     elif len(urls := sorted({agent.url for agent in agents})) > 1:
-        raise CliError(
+        raise GridError(
             f"this host has agents of several daemons: {' and '.join(urls)}", Exit.USAGE, "set KOALA_URL to one of them"
         )
-    refused: CliError | None = None
+    refused: GridError | None = None
     for agent in agents:
         try:
             login = request_login(agent, timeouts, well_known)
-        except CliError as error:
+        except GridError as error:
             refused = refused or error
             continue
         try:
@@ -343,14 +343,14 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
 def _find_saved(url: str | None) -> Login | None:
     """Return the valid saved login for a daemon, or for the only one if ``url`` is None. Return None if there is none.
 
-    Raise ``CliError`` if ``url`` is None and logins for several daemons are saved.
+    Raise ``GridError`` if ``url`` is None and logins for several daemons are saved.
     """
     if url is not None:
         return of_url(url)
     saved = list_valid()
     if len(saved) > 1:
         urls = " and ".join(login.url for login in saved)
-        raise CliError(f"this account is logged in at {urls}", Exit.USAGE, "set KOALA_URL to one of them")
+        raise GridError(f"this account is logged in at {urls}", Exit.USAGE, "set KOALA_URL to one of them")
     return saved[0] if saved else None
 
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError
+from koalapy.client.errors import GridError
 from koalapy.client.node_stream import NodeStream
 from koalapy.runner.streams import STREAM_PIECE, STREAM_WINDOW
 
@@ -91,7 +91,7 @@ class ProgramInput:
         while not self._over.is_set():
             try:
                 stream = self._client.open_stream(self._job, "input")
-            except CliError as error:
+            except GridError as error:
                 if not error.may_recover:
                     return  # the job has ended; waiting for it shows how
             else:

@@ -41,7 +41,7 @@ from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError, reject
-from koalapy.model.identity import HighPriority, Provider, Role
+from koalapy.model.identity import Permission, Provider, Role
 from koalapy.model.job import DEFAULT_LEASE
 from koalapy.model.limits import FairShareSettings, LimitSettings
 from koalapy.model.measurement import MeasurementSettings
@@ -294,8 +294,10 @@ class Settings(BaseSettings):
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)
     """Seconds for which the daemon's own jobs, which measure the network, are stored after their end. The measurements
     are stored separately."""
-    high_priority: HighPriority = HighPriority()
+    high_priority: Permission = Permission()
     """Users that may submit high-priority jobs, which preempt others. By default only operators."""
+    reservations: Permission = Permission()
+    """Users that may reserve nodes (``koala reserve``). By default only operators."""
     forecast_interval: float | None = Field(default=600.0, ge=1, le=30 * 86400.0, allow_inf_nan=False)
     """Seconds between predictions of start times that the daemon makes by itself while jobs wait, for its pages.
     null: predictions on request only."""

@@ -29,6 +29,7 @@ from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.fair_share import CHARGED_HALF_LIVES
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
+from koalapy.scheduler.queue.promises import MAX_PAST_STARTS
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
@@ -144,6 +145,8 @@ def collect_beginning(
         now,
         settings.relay.streams if settings.relay.control is not None else 0,
         tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
+        tuple(stores.history.planned_starts(MAX_PAST_STARTS)),
+        tuple(stores.reservations.made()),
     )
 
 

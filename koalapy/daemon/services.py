@@ -58,6 +58,8 @@ from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL
 from koalapy.daemon.observability.figures import Samples
 from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
+from koalapy.daemon.reservations import CHECK_INTERVAL as RESERVATIONS_INTERVAL
+from koalapy.daemon.reservations import Reservations
 from koalapy.model.alert import Alert
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.history import SAMPLE_INTERVAL_S
@@ -99,6 +101,9 @@ class Services:
             sessions.budgets.may_log,
         )
         self.node_lists = NodeLists(self.questions, clock)
+        self.reservations = Reservations(
+            engine, stores.reservations, self.questions, sessions, stores.jobs.instance, settings.reservations
+        )
         self.streams = Streams(queries, sessions)
         self.attendance = Attendance(engine, monotonic)
         self.bundles = Bundles(
@@ -186,6 +191,7 @@ class Services:
         self.samples = Samples(engine, stores.samples, clock)
 
     async def _resolve_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
+        spec = self.reservations.resolve_spec(spec)
         return await self.files.resolve_spec(await self.result_inputs.resolve_spec(spec, caller), caller)
 
     async def _remove_expired_tokens(self) -> None:
@@ -204,6 +210,7 @@ class Services:
             Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.remove_expired, by_calendar=True),
             Duty("alerts", ALERTS_INTERVAL, self.alerts.run_checks),
             Duty("disks", DISK_INTERVAL, self.health.check_disks),
+            Duty("reservations", RESERVATIONS_INTERVAL, self.reservations.check),
             Duty("attendance", CHECK_INTERVAL, self.attendance.cancel_unattended),
             Duty("network", DUE_CHECK_INTERVAL, self.network.measure_due_links),
             Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.notify_long_waits),

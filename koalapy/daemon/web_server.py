@@ -19,6 +19,7 @@ from koalapy.api.jobs import changes_router
 from koalapy.api.middleware import TrustedProxies
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
+from koalapy.api.reservations import reservations_router
 from koalapy.api.terminals import terminals_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.settings import Settings, TlsSection, parse_proxies
@@ -128,6 +129,7 @@ def build_application(core: Core, services: Services, host: str, max_requests: i
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),
+        reservations_router(services.reservations),
         alerts_router(services.alerts, services.notifications),
         history_router(services.history),
         forecasts_router(services.forecasts, services.jobs),

@@ -63,8 +63,8 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class HighPriority:
-    """The users that may submit high-priority jobs, which preempt others; the setting ``high_priority``."""
+class Permission:
+    """The users that may do what others may not; the settings ``high_priority`` and ``reservations``."""
 
     role: Literal[Role.USER, Role.OPERATOR] = Role.OPERATOR
     """The lowest role that may: ``operator``, or ``user`` for all users."""
@@ -74,7 +74,7 @@ class HighPriority:
     """Groups of the setting ``users``; their members may, too."""
 
     def is_allowed_to(self, caller: Identity) -> bool:
-        """Return whether a caller may give jobs high priority."""
+        """Return whether a caller may do it."""
         return caller.has_role(self.role) or caller.user in self.users or not set(self.groups).isdisjoint(caller.groups)
 
 

@@ -19,7 +19,7 @@ from koalapy.model.job_state import FINAL_STATES as FINAL_STATES
 from koalapy.model.job_state import WAITING_STATES as WAITING_STATES
 from koalapy.model.job_state import JobState as JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_nodes
+from koalapy.model.wording import format_list, format_nodes, format_time
 
 JobId = int
 Token = str
@@ -282,6 +282,57 @@ def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> 
     return tuple(sorted((*others, refusal), key=lambda entry: entry.kind))
 
 
+ON_TIME_S = 60.0
+"""Seconds after a planned start within which a start is on time: nodes are claimed and report."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """The planned start of a waiting job as users see it, which includes the ``delay`` learned on its clusters."""
+
+    made_at: float
+    first: float
+    """The start as planned first."""
+    at: float | None
+    """The start as planned now; None if none is planned any more."""
+    clusters: tuple[ClusterName, ...]
+    """The clusters of the first plan, by name."""
+    is_certain: bool
+    """Whether the plan rests on walltimes alone, not on expected run times."""
+    delay: float
+    """Seconds from the start of the scheduler's plan to the one that users see."""
+    kept: int = 0
+    counted: int = 0
+    """The number of earlier planned starts on these clusters, and of those that were kept."""
+    moved_because: str = ""
+    """Why the start is later than ``first``; empty if it is not."""
+    late: float | None = None
+    """Seconds from the start of the scheduler's first plan to the real one; None before that."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether the job started on time."""
+        return self.late is not None and self.late <= self.delay + ON_TIME_S
+
+    def describe(self, now: float) -> str:
+        """Return it as text: ``starts by 14:20, if no local user comes first``."""
+        if self.at is None:
+            return f"no start is planned any more: {self.moved_because}"
+        verb = "starts" if self.is_certain else "is expected to start"
+        text = f"{verb} by {format_time(max(self.at, now), now)}, if no local user comes first"
+        if self.moved_because:
+            text += f" (first planned for {format_time(self.first, now)}: {self.moved_because})"
+        if self.counted:
+            text += f"; {self.kept} of {self.counted} such starts on {format_list(self.clusters)} were on time"
+        return text
+
+    def moved_back(self, now: float) -> "PlannedStart":
+        """Return it as if made ``now`` at the latest, since the clock may have been set back."""
+        ahead = max(0.0, self.made_at - now)
+        at = None if self.at is None else self.at - ahead
+        return replace(self, made_at=self.made_at - ahead, first=self.first - ahead, at=at)
+
+
 @fast_constructor
 @dataclass(frozen=True, slots=True)
 class ArrayTasks:
@@ -365,6 +416,8 @@ class Job:
     """The clauses of ``spec.after`` that do not hold yet, without jobs that have ended in another way."""
     eligible_at: float | None = None
     """Time at which its dependencies and its begin allowed its start; None before, and for a job without any."""
+    planned_start: PlannedStart | None = None
+    """The start that was planned last; None if none was, or if the job has been held or changed since."""
 
     @property
     def is_deferred(self) -> bool:

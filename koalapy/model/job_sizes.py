@@ -33,16 +33,16 @@ class NodeReservation:
     name: Label
     nodes: Nodes
     idle: Nodes
-    """Those that are idle now. Jobs that would run beyond the begin do not get them."""
+    """Those that count as idle now. Jobs that would run beyond the begin do not get them."""
     begins: Seconds
     ends: Seconds = MAX_TIME
     default_walltime: Seconds = MAX_TIME
     """Seconds that the resource manager gives to jobs without a walltime."""
 
     def bars(self, walltime: float | None, now: float) -> bool:
-        """Return whether a job that starts now would run beyond the begin."""
+        """Return whether a job that starts now would run between begin and end."""
         end = now + (self.default_walltime if walltime is None else walltime) + 60  # it may count whole minutes
-        return now < self.begins < end
+        return self.begins < end and now < self.ends
 
     def describe(self, now: float) -> str:
         """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00``; empty if it is over."""

@@ -281,6 +281,8 @@ class JobSpec(_RequirementCache):
         None
     )
     """Time at which the job is ended. It fails earlier if it can no longer run for its walltime until then."""
+    reservation: Annotated[Name, Field("run on the nodes of this reservation: koala reserve list")] = ""
+    """Name of a reservation, which gives the job all of its nodes."""
     script: Script = ""
     """Text of a script that runs once, on the head node, in place of the command on every node. ``command`` is its name
     and its arguments."""

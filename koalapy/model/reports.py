@@ -184,6 +184,8 @@ class LrmOperation(StrEnum):
     """Cancel a job."""
     VERSION = "version"
     """Read the version."""
+    RESERVE = "reserve"
+    """Reserve nodes, release them, or list reservations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,14 @@ BYTES_PER_SECOND = BYTES | {f"{prefix}bit": power / 8 for prefix, power in _POWE
 """Units of bandwidth. Bits and bytes are written out, since ``b`` could mean either."""
 
 
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,100}")
+
+
+def parse_int(text: str) -> int | None:
+    """Return the whole number that a text is; None if it is another text."""
+    return int(text) if _WHOLE_NUMBER.fullmatch(text) else None
+
+
 def parse_seconds(value: float | str) -> float:
     """Return the seconds of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
     return _parse_quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")

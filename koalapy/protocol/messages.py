@@ -163,6 +163,8 @@ class Hello(Message):
     and may run the programs of a job without its image."""
     joins_opens: bool = False
     """Whether the agent accepts ``Open.others``."""
+    reserves: bool = False
+    """Whether the agent knows reservations; an older one ignores ``Submit.reservation``."""
     known: Annotated[list[KnownDaemon], MaxEntries(1000)] = []
 
 
@@ -365,6 +367,8 @@ class Submit(Command):
     """The node class to use, as named in the cluster's reports; empty: any."""
     requirement: NodeRequirement | None = None
     """What each node must have, and the account to charge."""
+    reservation: Name = ""
+    """The reservation that has the nodes; empty: none."""
     lease: Seconds | None = None
     """Seconds of the daemon's silence after which agent and runners end it; None: silence does not end it."""
 

@@ -17,12 +17,13 @@ from pydantic import TypeAdapter
 
 from koalapy.model.advice import Run
 from koalapy.model.cluster import Drain, Link, LinkUse, Relays
-from koalapy.model.job import Job, JobId, Nonce, Token
+from koalapy.model.job import Job, JobId, Nonce, PlannedStart, Token
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport, ComponentStatus, StageStatus
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import Registry
 from koalapy.scheduler import events as ev
@@ -210,6 +211,10 @@ class Beginning:
     """Maximum number of streams over the hub of the relays; 0: there is no hub."""
     link_uses: tuple[tuple[ClusterName, ClusterName, LinkUse], ...] = ()
     """The configured paths of MPI messages between clusters."""
+    past_starts: tuple[PlannedStart, ...] = ()
+    """Planned starts of jobs that have started, oldest first."""
+    reservations: tuple[Reservation, ...] = ()
+    """The reservations that are in force."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
@@ -225,10 +230,11 @@ class Beginning:
             self.people.make_accounts(),
             self.people.make_owner_use(),
             Relays(self.streams, {(first, second): use for first, second, use in self.link_uses}),
+            self.past_starts,
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)
-        scheduler.restore(self.jobs, self.now, self.scans)
+        scheduler.restore(self.jobs, self.now, self.scans, self.reservations)
         return scheduler
 
 

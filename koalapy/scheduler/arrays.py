@@ -103,8 +103,11 @@ class Arrays:
         tasks = array.tasks
         assert tasks is not None
         task = task_of(array, tasks.pending[0][0], self._task_spec(array))
+        if array.planned_start is not None:
+            task = replace(task, planned_start=array.planned_start)
         array = self._ledger.change_job(
             array,
+            planned_start=None,
             tasks=replace(tasks, pending=without_first(tasks.pending), live=tasks.live + 1, waits_since=now),
             placed_at=now if array.placed_at is None else array.placed_at,
             started_at=now if array.started_at is None else array.started_at,

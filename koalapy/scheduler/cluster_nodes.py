@@ -6,6 +6,7 @@ from math import inf
 
 from koalapy.model.cluster import NodeClass, count_idle
 from koalapy.model.job import Token
+from koalapy.model.job_sizes import NodeReservation
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.cluster_conditions import HealthStatus, UplinkUse
@@ -34,6 +35,10 @@ class ClusterNodes:
     classes: NodeClasses = field(default_factory=NodeClasses)
     live: dict[Token, int] = field(default_factory=dict)
     """Size in nodes of each component that may hold nodes here."""
+    kept_reservations: dict[str, NodeReservation] = field(default_factory=dict)
+    """The daemon's reservations here, by their names in the resource manager."""
+    _reserved: dict[Token, str] = field(default_factory=dict)
+    """The live components with nodes of a reservation, and the name of that. They take no idle nodes."""
     delivering: set[Token] = field(default_factory=set)
     """Components that have released their nodes and still send output."""
     capacity_gained: bool = False
@@ -112,7 +117,7 @@ class ClusterNodes:
     def _await_nodes_again(self, missing: frozenset[Token]) -> None:
         """Update which components await their nodes: those that lost them (``missing``), and not those with them."""
         for token in missing:
-            if token in self.live:
+            if token in self.live and token not in self._reserved:
                 self._await_nodes(token, self.live[token])
         for token in [token for token in self._awaiting if self.holds(token)]:
             self._promised -= self._awaiting.pop(token)
@@ -130,16 +135,19 @@ class ClusterNodes:
         preemptible: bool = False,
         guest: bool = False,
         demand: float = 0.0,
+        reservation: str = "",
     ) -> None:
         """Reserve nodes for a component. They are no longer available, even if the cluster reports them as idle.
 
         ``nodes``: which nodes it may get.
         ``preemptible``: jobs of high priority may preempt it and, if a ``guest``, jobs of this home site. ``demand``:
-        bytes per second that it exchanges with other clusters.
+        bytes per second that it exchanges with other clusters. ``reservation``: the one that has its nodes.
         """
         self.on_change()
         shares = self.last_report.shares and nodes.shares
-        if shares:
+        if reservation:
+            self._reserved[token] = reservation
+        elif shares:
             self._beside[token] = min(size, count_idle(self.parts, nodes))
         elif size > self.idle:
             self._promised_from[token] = frozenset(self._leaving)
@@ -147,11 +155,12 @@ class ClusterNodes:
         self.live[token] = size
         if guest:
             self._guests.add(token)
-        self.classes.promise(token, nodes)
+        if not reservation:
+            self.classes.promise(token, nodes)
         self.uplink.add_demand(token, demand)
-        if preemptible and not shares:  # its end would free no whole node
+        if preemptible and not (shares or reservation):  # its end would free no whole node for others
             self._make_preemptible(token, size)
-        if token not in self.last_report.holding:
+        if token not in self.last_report.holding and not reservation:
             self._await_nodes(token, size)
         if self.health.probation:
             self.health.trial_components.add(token)
@@ -201,7 +210,7 @@ class ClusterNodes:
             self._leave_by[token] = deadline
             for waiting in (waiting for waiting, leaving in self._promised_from.items() if token in leaving):
                 self._release_deadlines[waiting] = max(self._release_deadlines[waiting], deadline)
-        if token in self.live and not self._may_share(token):
+        if token in self.live and not (token in self._reserved or self._may_share(token)):
             self.capacity_expected |= token not in self._leaving
             self._leaving[token] = self.live[token]
             self.on_change()
@@ -222,9 +231,11 @@ class ClusterNodes:
         Nodes that the last report counts as held by it stay unavailable until the next report.
         """
         self.on_change()
-        available_before, expected_before = self.available, self.expected
+        available_before, expected_before, parts_before = self.available, self.expected, self.parts
         self.delivering.discard(token)
-        size, frees_nodes = self.live.pop(token, 0), not self._may_share(token)
+        is_reserved = self._reserved.pop(token, "") != ""
+        size, frees_nodes = self.live.pop(token, 0), not (is_reserved or self._may_share(token))
+        self.capacity_gained |= is_reserved
         self.classes.release(token)
         self._beside.pop(token, None)
         self.capacity_gained |= self.uplink.remove_demand(token)
@@ -243,10 +254,29 @@ class ClusterNodes:
             self.health.trial_components.remove(token)
             self.capacity_gained |= not self.health.trial_components
         self.end_proof(token)
-        self.capacity_gained |= self.available > available_before
+        self.capacity_gained |= self.available > available_before or has_more_nodes(self.parts, parts_before)
         self.capacity_expected |= self.expected > expected_before
 
     # Nodes
+
+    @property
+    def reservations(self) -> tuple[NodeReservation, ...]:
+        """Return the present and coming reservations of its nodes, each once: the reported ones, and the daemon's."""
+        reported = self.last_report.reservations
+        if not self.kept_reservations:
+            return reported
+        names = {reservation.name for reservation in reported}
+        kept = [reservation for name, reservation in self.kept_reservations.items() if name not in names]
+        others = (replace(each, idle=max(0, each.nodes - self.count_reserved(each.name, held=True))) for each in kept)
+        return tuple(sorted((*reported, *others), key=lambda each: (each.begins, each.name)))
+
+    def count_reserved(self, reservation: str, *, held: bool = False) -> int:
+        """Return the nodes of a reservation that components have; ``held``: according to the last report."""
+        return sum(
+            self.live[token]
+            for token, name in self._reserved.items()
+            if name == reservation and (not held or self.holds(token))
+        )
 
     def holds(self, token: Token) -> bool:
         """Return whether a component has its nodes according to the last report."""
@@ -284,8 +314,9 @@ class ClusterNodes:
     @property
     def capacity_without_own_jobs(self) -> int:
         """Return the nodes that would be available without any component of this scheduler."""
-        report = self.last_report
-        return self._within_limit(report.total - report.background - report.withheld - report.down - self.doubted)
+        report, reserved = self.last_report, sum(self.live[token] for token in self._reserved)
+        others = report.background + report.withheld + report.down + reserved
+        return self._within_limit(report.total - others - self.doubted)
 
     def _within_limit(self, count: int) -> int:
         """Return the node count, reduced to what the resource manager's limit allows."""
@@ -320,7 +351,7 @@ class ClusterNodes:
         Return 0 if an earlier component waits for another class, since a strict queue may be held up by it, and for a
         component that shares nodes, which the resource manager may keep for others.
         """
-        if self._may_share(token):
+        if token in self._reserved or self._may_share(token):
             return 0
         nodes, waiting = self.classes.filter_of(token), 0
         for component in self.live:

@@ -145,7 +145,7 @@ class ClusterStatus:
     def reservation_texts(self) -> list[str]:
         """Return the present and coming reservations of its nodes, as of the last report."""
         now = self.reported_at or 0.0
-        return [text for reservation in self.last_report.reservations if (text := reservation.describe(now))]
+        return [text for reservation in self.nodes.reservations if (text := reservation.describe(now))]
 
     def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:
         """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.
@@ -162,5 +162,5 @@ class ClusterStatus:
             freed = idle - nodes.available
             classes = resize_classes(classes, idle) if len(classes) == 1 else add_unclassified(classes, freed)
         parts = () if hides_parts or not nodes.last_report.shares else nodes.parts
-        limits = None, nodes.last_report.job_sizes, nodes.last_report.reservations
+        limits = None, nodes.last_report.job_sizes, nodes.reservations
         return ClusterView(self.name, nodes.last_report.total, idle, state, self.speed, note, classes, parts, *limits)

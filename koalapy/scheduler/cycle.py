@@ -150,7 +150,7 @@ class Cycle:
         exchanging their sites may still be reclaimed, before they have started.
         """
         sharing, priority = self._state.sharing, guest.spec.priority
-        if not sharing.reclaims:
+        if not sharing.reclaims or guest.spec.reservation:
             return False
         queue = self._queues[priority]
         newcomers = {place[-1]: place for place in sorted(self._queues.newcomers[priority])}

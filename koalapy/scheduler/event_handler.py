@@ -11,6 +11,7 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import describe_changes
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 from koalapy.scheduler import events as ev
 from koalapy.scheduler.arrays import Arrays, single
 from koalapy.scheduler.attempts.attempts import Attempts
@@ -50,7 +51,7 @@ class EventHandler:
         conditions: StartConditions,
         link_paths: LinkPaths,
     ) -> None:
-        self._grid, self._ledger = state.grid, state.ledger
+        self._grid, self._ledger, self._reservations = state.grid, state.ledger, state.reservations
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
@@ -132,10 +133,20 @@ class EventHandler:
             case ev.RelayChanged():
                 self._grid.set_relay(event.cluster, is_ready=event.is_ready, relayed_only=event.relayed_only)
                 self._open_barriers((event.cluster,) if event.is_ready else (), now)
+            case ev.ReservationChanged():
+                self._apply_reservation(event.reservation, now)
             case ev.PeriodicScan():
                 self._candidates.plan_periodic_scan()
             case _:
                 assert_never(event)
+
+    def _apply_reservation(self, reservation: Reservation, now: float) -> None:
+        """Keep the nodes of a new reservation, or release those of one that has ended and fail the jobs that wait."""
+        self._reservations.store(reservation)
+        for part in (part for part in reservation.parts if part.cluster in self._grid):
+            self._ledger.mark_cluster_changed(part.cluster)
+        if not reservation.state.is_live:
+            self._conditions.end_reservation(reservation.name, reservation.reason, now)
 
     def _open_barriers(self, clusters: Iterable[ClusterName], now: float) -> None:
         """Open the barriers of jobs on some clusters that were only waiting for a path between them."""

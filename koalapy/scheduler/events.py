@@ -8,6 +8,7 @@ from koalapy.model.job import Job, JobId, Token
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import Inventory, Report
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,13 @@ class RelayChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationChanged:
+    """A reservation was made, or is in force no more."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
 class PeriodicScan:
     """The time of a periodic scan. With ``event_driven=False`` there are no other scans."""
 
@@ -191,5 +199,6 @@ Event = (
     | ReplicasChanged
     | LinkMeasured
     | RelayChanged
+    | ReservationChanged
     | PeriodicScan
 )

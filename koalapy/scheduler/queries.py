@@ -39,6 +39,7 @@ class Queries:
         self.rules, self.policies, self.grid = state.rules, state.policies, state.grid
         self.accounts, self.sharing, self.owner_use = state.accounts, state.sharing, state.owner_use
         self.experience, self.lrm_waits = state.experience, state.lrm_waits
+        self.reservations = state.reservations
         self.queues, self.questions, self._offers, self._reasons = queues, questions, offers, reasons
         self._state, self._ledger, self._arrays, self._conditions = state, state.ledger, arrays, conditions
         self._limits: Limits | None = None

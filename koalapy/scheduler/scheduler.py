@@ -10,6 +10,7 @@ from typing import Any
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job
 from koalapy.model.job_spec import Priority
+from koalapy.model.reservation import Reservation
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE, Attempts
@@ -129,8 +130,16 @@ class Scheduler:
 
     # Jobs of an earlier daemon run
 
-    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
-        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
+    def restore(
+        self,
+        jobs: Iterable[Job],
+        now: float,
+        scans: Mapping[Priority, int] | None = None,
+        reservations: Iterable[Reservation] = (),
+    ) -> None:
+        """Load the jobs, scan counts and reservations of an earlier daemon run. All clusters start out of reach."""
+        for reservation in reservations:
+            self._state.reservations.store(reservation)
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -163,7 +172,8 @@ class Scheduler:
                 if component.state is ComponentState.DELIVERING:
                     cluster.nodes.mark_delivering(token)
                 elif component.state is ComponentState.STOPPING:
-                    cluster.nodes.promise(token, component.size, filter_of(job.spec, component))
+                    nodes, reservation = filter_of(job.spec, component), self._state.reservations.site_name(job.spec)
+                    cluster.nodes.promise(token, component.size, nodes, reservation=reservation)
                     self._attempts.expect_release_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     assigned.append((job, component))
@@ -191,6 +201,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         job,
         attempt=job.attempt and _corrected_attempt(job.attempt, now),
         tasks=job.tasks and replace(job.tasks, waits_since=min(job.tasks.waits_since, now)),
+        planned_start=job.planned_start and job.planned_start.moved_back(now),
         refusals=tuple(replace(r, until=r.until and min(r.until, until)) for r in job.refusals),
         **{**_past_times(job, now), "retry_at": job.retry_at and min(job.retry_at, now + longest)},
     )

@@ -1,13 +1,13 @@
 """The state that all components of the scheduler share, and the deadlines in the scheduler's time."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from koalapy.model.cluster import NO_RELAYS, ClusterPair, RelayedSince, Relays
-from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job import Job, JobId, PlannedStart, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Sharing
@@ -18,6 +18,7 @@ from koalapy.scheduler.fair_share import FRONT, FairShares, Standing
 from koalapy.scheduler.grid import GridStatus, Links
 from koalapy.scheduler.ledger import Ledger
 from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.reservations import Reservations
 from koalapy.scheduler.rules import Rules
 
 MIN_RETRY_PAUSE = 1.0
@@ -233,11 +234,14 @@ class SchedulerState:
         accounts: Accounts | None = None,
         owner_use: OwnerUse | None = None,
         relays: Relays = NO_RELAYS,
+        past_starts: Sequence[PlannedStart] = (),
     ) -> None:
+        """``past_starts``: planned starts of jobs that have started, oldest first."""
         self.rules = rules
         self.policies = policies
         self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links, relays)
+        self.reservations = Reservations(self.grid)
         speeds = {cluster.name: cluster.speed for cluster in self.grid.clusters()}
         self.sharing = Sharing(rules.sharing, rules.speed_threshold, speeds)
         self.owner_use = owner_use or OwnerUse(shares=FairShares() if rules.queue_order == "fair-share" else None)
@@ -248,6 +252,7 @@ class SchedulerState:
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience(speeds)
+        self.past_starts = past_starts
         self.now = 0.0
         """The scheduler's time: the latest time passed to it."""
 

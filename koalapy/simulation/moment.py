@@ -109,6 +109,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             dict(view.replicas),
             tuple(queries.jobs()),
             now=now,
+            reservations=queries.reservations.all(),
         ),
         {
             status.name: NodesNow(

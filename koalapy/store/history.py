@@ -1,6 +1,7 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Any
@@ -34,7 +35,7 @@ from koalapy.model.history import (
     PastComponent,
     PastComponents,
 )
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, PlannedStart
 from koalapy.model.limits import Charge, NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
@@ -126,6 +127,12 @@ class HistoryStore:
         query = select(job).where(tuple_(at, job) > tuple_(*after), at < until).order_by(at, job).limit(limit)
         with self._database.reading() as connection:
             return read_ended_jobs(connection, list(connection.execute(query).scalars()))
+
+    def planned_starts(self, limit: int) -> list[PlannedStart]:
+        """Return the past planned starts of the newest ``limit`` jobs with one, oldest first."""
+        query = select(_jobs.planned_start).where(_jobs.planned_start.is_not(None)).order_by(_jobs.id.desc())
+        rows = [PlannedStart(**row["planned_start"]) for row in self._database.rows(query.limit(limit))]
+        return [replace(row, clusters=tuple(row.clusters)) for row in reversed(rows) if row.late is not None]
 
     def ended_page(self, which: HistoryFilter) -> HistoryPage:
         """Return a page of users' ended jobs, the last end first unless the filter has another order.

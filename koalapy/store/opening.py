@@ -25,6 +25,7 @@ from koalapy.store.service_tables import (
     FileStore,
     MeasurementStore,
     NotificationStore,
+    ReservationStore,
     SampleStore,
     TokenStore,
 )
@@ -103,6 +104,7 @@ class Stores:
     notifications: NotificationStore
     samples: SampleStore
     alert_marks: AlertMarkStore
+    reservations: ReservationStore
     output: OutputStore
 
 
@@ -134,5 +136,6 @@ def stores_in_database(database: Database, output: OutputStore, job_numbers: Job
         NotificationStore(database),
         SampleStore(database),
         AlertMarkStore(database),
+        ReservationStore(database),
         output,
     )

@@ -13,6 +13,7 @@ from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKin
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation, ReservationState, ReservedPart
 from koalapy.store import tables
 from koalapy.store.database import Database, DatabaseStore, chunks, upsert
 from koalapy.store.records import StoredBundle, StoredResult, StoredToken
@@ -66,6 +67,39 @@ class NotificationStore(DatabaseStore):
 def write_notifications(connection: Connection, notifications: Sequence[Notification]) -> None:
     """Insert or replace notifications as part of a transaction."""
     upsert(connection, tables.notifications, [asdict(notification) for notification in notifications])
+
+
+class ReservationStore(DatabaseStore):
+    """The reservations, also ended ones."""
+
+    def load(self) -> list[Reservation]:
+        """Return all reservations in order of their ids."""
+        rows = self._database.rows(select(tables.reservations).order_by(tables.reservations.c.id))
+        return [
+            Reservation(
+                **{
+                    **row,
+                    "parts": tuple(ReservedPart(**part) for part in row["parts"]),
+                    "users": tuple(row["users"]),
+                    "state": ReservationState(row["state"]),
+                }
+            )
+            for row in rows
+        ]
+
+    def made(self) -> list[Reservation]:
+        """Return those that clusters keep."""
+        return [reservation for reservation in self.load() if reservation.state is ReservationState.MADE]
+
+    def save(self, reservation: Reservation) -> None:
+        """Insert or replace a reservation."""
+        with self._database.writing() as connection:
+            upsert(connection, tables.reservations, [asdict(reservation)])
+
+    def remove(self, ids: Collection[int]) -> None:
+        with self._database.writing() as connection:
+            for chunk in chunks(ids):
+                connection.execute(delete(tables.reservations).where(tables.reservations.c.id.in_(chunk)))
 
 
 class SampleStore(DatabaseStore):

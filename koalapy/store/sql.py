@@ -31,7 +31,17 @@ from sqlalchemy.sql import bindparam
 from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain
 from koalapy.model.dependency import Clause
-from koalapy.model.job import FINAL_STATES, ArrayTasks, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
+from koalapy.model.job import (
+    FINAL_STATES,
+    ArrayTasks,
+    Attempt,
+    ClusterRefusal,
+    Component,
+    Job,
+    JobId,
+    PlannedStart,
+    TimelineEntry,
+)
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.protocol.frames import PLAN, Plan
@@ -387,7 +397,7 @@ def _last_attempt_queries() -> tuple[Select[Any], Select[Any]]:
 
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
 _REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
-_TASKS = TypeAdapter(ArrayTasks)
+_TASKS, _PLANNED = TypeAdapter(ArrayTasks), TypeAdapter(PlannedStart)
 _NAMES = tuple(field.name for field in fields(JobSpec))
 _DEFAULTS = tuple(field.default for field in fields(JobSpec))
 _VALUES = attrgetter(*_NAMES)
@@ -424,7 +434,8 @@ def job_to_row(job: Job) -> dict[str, Any]:
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
     tasks = None if job.tasks is None else _TASKS.dump_python(job.tasks, mode="json")
     awaits = _CLAUSES.dump_python(job.awaits, mode="json") if job.awaits else None
-    lists = {"refusals": refusals, "tasks": tasks, "awaits": awaits}
+    planned = None if job.planned_start is None else _PLANNED.dump_python(job.planned_start, mode="json")
+    lists = {"refusals": refusals, "tasks": tasks, "awaits": awaits, "planned_start": planned}
     return _to_row(tables.jobs, job) | {"priority": job.spec.priority, **lists}
 
 

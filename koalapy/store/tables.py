@@ -27,6 +27,7 @@ from sqlalchemy.types import TypeEngine
 from koalapy.model.history import Figures, LocalLoad, Sample
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.reservation import ReservationState
 
 
 class PlainText(TypeDecorator[str]):
@@ -136,6 +137,7 @@ jobs = Table(
     Column("refusals", JSON),
     Column("awaits", JSON),
     Column("eligible_at", Float),
+    Column("planned_start", JSON(none_as_null=True)),
     Column("application", Plain(200), nullable=False, server_default=""),
     # Of an array: its tasks, and their number.
     Column("tasks", JSON(none_as_null=True)),
@@ -159,6 +161,7 @@ jobs = Table(
     _index_without_tasks("owner", "state"),
     _index_without_tasks("name"),
     _index_where("ix_jobs_arrays", "array_size > 0", "id"),
+    _index_where("ix_jobs_planned", "planned_start IS NOT NULL", "id"),
     _index_where("ix_jobs_array_job_id", "array_job IS NOT NULL", "array_job", "id"),
     Column("internal", Boolean, nullable=False, server_default=false()),
     Index(None, "internal", "ended_at"),
@@ -518,6 +521,23 @@ alert_marks = Table(
     Column("at", Float, nullable=False),
     Column("until", Float, nullable=False),
     Column("reason", PlainText(), nullable=False),
+)
+
+reservations = Table(
+    "reservations",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=False),
+    Column("name", Plain(200), nullable=False),
+    Column("site_name", Plain(100), nullable=False),
+    Column("owner", Plain(200), nullable=False),
+    Column("begins_at", Float, nullable=False),
+    Column("ends_at", Float, nullable=False),
+    Column("parts", JSON, nullable=False),
+    Column("made_at", Float, nullable=False),
+    Column("users", JSON, nullable=False),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    _one_of("state", ReservationState),
 )
 
 # Notifications that are not delivered yet.

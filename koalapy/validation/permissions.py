@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from koalapy.model.errors import ForbiddenError, ProblemCode, UsageError, reject
-from koalapy.model.identity import HighPriority, Identity, Role
+from koalapy.model.identity import Identity, Permission, Role
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.notification import AllowedRecipients
@@ -52,7 +52,7 @@ def missing_reason(action: str, reader: str) -> UsageError:
 class SubmissionRules:
     """The permissions of callers for fields of a submission."""
 
-    high_priority: HighPriority = field(default_factory=HighPriority)
+    high_priority: Permission = field(default_factory=Permission)
     role_of: Callable[[str], Role] = lambda _: Role.USER
     """Returns the highest role that a user has from any source."""
     reserved: Collection[str] = frozenset()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from koalapy.client.errors import CliError
+from koalapy.client.errors import GridError
 from koalapy.client.http import Json
 from koalapy.workload.daemon import WorkloadDaemon
 
@@ -166,7 +166,7 @@ class BackgroundLoad:
         for name in self._keepers:
             try:
                 self._daemon.end_load(name)
-            except CliError as error:
+            except GridError as error:
                 self._tell(f"background load of {name} goes on by itself: {error}")
 
     def _collect_results(self) -> None:
@@ -183,7 +183,7 @@ class BackgroundLoad:
             if error is None:
                 self._complained.discard(name)
                 continue
-            if not isinstance(error, CliError):
+            if not isinstance(error, GridError):
                 raise error
             self._keepers[name].remove_job(job)
             if name not in self._complained:

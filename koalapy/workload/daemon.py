@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from koalapy.client.client import Client, in_path
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.workload.recipe import form_for
 
@@ -11,13 +11,13 @@ MAX_ACTIVE_JOBS = 200_000
 SERVER_ERRORS = 500
 
 
-def is_away(error: CliError) -> bool:
+def is_away(error: GridError) -> bool:
     """Return whether a daemon is only temporarily unavailable, and did not reject a request."""
     return error.code is Exit.UNREACHABLE or error.status >= SERVER_ERRORS or error.retry_after > 0
 
 
 class WorkloadDaemon:
-    """The daemon that runs a workload. Each method may raise ``CliError``."""
+    """The daemon that runs a workload. Each method may raise ``GridError``."""
 
     def __init__(self, client: Client, policy: str | None) -> None:
         """``policy``: the placement policy for every job, if given; requests are converted to a kind that it serves."""
@@ -26,14 +26,14 @@ class WorkloadDaemon:
         """Owners of the submitted jobs: a workload may have several."""
 
     def check(self, background: float) -> None:
-        """Raise ``CliError`` if the daemon is unreachable, or if it rejects the requested background load."""
+        """Raise ``GridError`` if the daemon is unreachable, or if it rejects the requested background load."""
         clusters = self._client.clusters()
         if not background or not clusters:
             return
         try:
             # A daemon that accepts background load rejects zero nodes with an error for that field.
             self.start_load(clusters[0]["name"], 0, 1)
-        except CliError as error:
+        except GridError as error:
             if error.field != "nodes":
                 raise
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 from uuid import uuid4
 
-from koalapy.client.errors import CliError
+from koalapy.client.errors import GridError
 from koalapy.client.http import Json
 from koalapy.model.field import Bounds, Field
 from koalapy.workload import measures
@@ -122,7 +122,7 @@ class Run:
                 self._do_due_work()
         except KeyboardInterrupt:
             self.interrupted = "interrupted"
-        except CliError as error:
+        except GridError as error:
             self.interrupted = f"the daemon refuses to tell more: {error}"
         finally:
             self._end_load()
@@ -156,7 +156,7 @@ class Run:
             self._submit_due()
             if self._elapsed_s() >= self._poll_at:
                 self._poll_jobs()
-        except CliError as error:
+        except GridError as error:
             if not is_away(error):
                 raise
             self._is_away(error)
@@ -167,7 +167,7 @@ class Run:
 
     # Availability of the daemon
 
-    def _is_away(self, error: CliError) -> None:
+    def _is_away(self, error: GridError) -> None:
         """Note that the daemon is unavailable, and say so at the first failure."""
         if self._away_since is None:
             self._away_since = self._elapsed_s()
@@ -196,7 +196,7 @@ class Run:
             self._in_doubt = number
             try:
                 job = self._daemon.submit_job(arrival.job, self._key_of(number))
-            except CliError as error:
+            except GridError as error:
                 if error.retry_after:
                     self._in_doubt = None
                     self._try_at = self._elapsed_s() + error.retry_after
@@ -311,7 +311,7 @@ class Run:
                 for message in self._daemon.cancel_jobs([self._submitted[number][0] for number in unfinished]):
                     self._tell(message)  # The job ended before it was cancelled.
             self._poll_until_ended(unfinished, self._elapsed_s() + (ENDS_WITHIN if self._is_cancelling else 0.0))
-        except CliError as error:
+        except GridError as error:
             self._tell(f"what became of the last jobs is not known: {error}")
         except KeyboardInterrupt:
             self._tell("what became of the last jobs is not known")

@@ -93,6 +93,8 @@ def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
         {"op": "keep", "key": "00"},
         {"op": "cancel", "job": "1", "name": name},
         {"op": "submit", "name": name, "nodes": 1, "argv": ["true"]},
+        {"op": "reserve", "name": name, "nodes": 1, "begins": 0, "ends": 1, "users": ["grid"]},
+        {"op": "unreserve", "name": name},
     ]
     return {
         "secrets": b"KOALA_RUNNER_SECRET=" in everything or bool(list(Path(agent).rglob("secret.*"))),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, ReservationOrder
 from koalapy.model.errors import SiteError
 from koalapy.model.job_sizes import SizeRanges
 from koalapy.model.reports import ListedNode
@@ -42,6 +42,9 @@ class MemoryLrm:
         """Duration of a snapshot."""
         self._late_submissions: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
+        self.is_reserving = asyncio.Event()
+        self.submissions: list[LrmSubmission] = []
+        self.reservations: dict[str, ReservationOrder] = {}
         self.polls = 0
         self.jobs: dict[str, LrmJob] = {}
         self.changed = asyncio.Event()
@@ -65,6 +68,7 @@ class MemoryLrm:
 
     def start_job(self, submission: LrmSubmission) -> str:
         """Start a job that any user submits."""
+        self.submissions.append(submission)
         ident = str(len(self.jobs) + 1)
         self.jobs[ident] = LrmJob(
             ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes, user=submission.user
@@ -85,6 +89,22 @@ class MemoryLrm:
     async def read_version(self) -> str:
         await self.version_known.wait()
         return "memory 1.0"
+
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        self.is_reserving.set()
+        is_known = order.name in self.reservations
+        await self.is_answering.wait()
+        self._check()
+        if not is_known:
+            self.reservations[order.name] = order
+        return [f"n{number}" for number in range(self.reservations[order.name].nodes)]
+
+    async def release_reservation(self, name: str) -> None:
+        self._check()
+        self.reservations.pop(name, None)
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        return list(self.reservations)
 
     async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))

@@ -354,7 +354,7 @@ async def test_attacking_job_learns_nothing_and_is_reported(site: Site, daemon: 
     assert findings["secrets"] is False
     assert findings["heard"] == []
     assert findings["memory"] == {str(runner): [], str(locald): []}
-    assert findings["orders"] == [["error", "kind"]] * 3
+    assert findings["orders"] == [["error", "kind"]] * 5
     rejections = daemon.received("impostor")
     assert (rejections[0]["token"], rejections[0]["how"]) == (VICTIM, "forged")
     gate.write_text("go on\n")

@@ -204,10 +204,8 @@ class NodeLrm(MemoryLrm):
     def __init__(self, python: str) -> None:
         super().__init__()
         self.python = python
-        self.submissions: list[LrmSubmission] = []
 
     async def submit_job(self, submission: LrmSubmission) -> str:
-        self.submissions.append(submission)
         job = await super().submit_job(submission)
         with submission.output.open("w") as output:
             command = [self.python, *submission.argv[1:]]

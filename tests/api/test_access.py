@@ -19,7 +19,7 @@ from koalapy.api.fields import as_json
 from koalapy.api.job_views import PUBLIC_FIELDS, view_for
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.field import describe_fields
-from koalapy.model.identity import HighPriority, Identity, Role
+from koalapy.model.identity import Identity, Permission, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
@@ -445,10 +445,8 @@ async def test_submit_with_key_from_other_site_returns_same_job(tmp_path: Path) 
             assert (answer.status_code, answer.json()["id"], answer.json()["home_site"]) == (status, 1, "north")
 
 
-@pytest.mark.parametrize(
-    "allowed", [HighPriority(Role.USER), HighPriority(users=["ada"]), HighPriority(groups=["urgent"])]
-)
-async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: Path, allowed: HighPriority) -> None:
+@pytest.mark.parametrize("allowed", [Permission(Role.USER), Permission(users=["ada"]), Permission(groups=["urgent"])])
+async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: Path, allowed: Permission) -> None:
     people = {"the-token-of-ada": Identity("ada", Role.USER, "test token", ("urgent",))}
     rules = SubmissionRules(allowed)
     async with serving(tmp_path / "koala.db", [], Rules(), users=people, submission_rules=rules) as http:

@@ -42,6 +42,22 @@ async def test_waiting_tasks_are_cancelled_by_index_and_by_number(open_api: Open
     assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 409
 
 
+async def test_states_of_waiting_and_cancelled_tasks(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "1-3"})
+    await api.post("/api/v1/jobs/1/cancel", json={"tasks": "2"})
+    states = (await api.post("/api/v1/jobs/states", json={"jobs": [4, 1, 3]})).json()["jobs"]
+    assert [(state["job"], state["state"]) for state in states] == [(4, "queued"), (1, "queued"), (3, None)]
+    assert states[2]["problem"]["code"] == "job-not-found"
+    listed = (await api.get("/api/v1/jobs", params={"ids": [1, 3]})).json()["jobs"]
+    assert [job["id"] for job in listed] == [1]
+    await api.post("/api/v1/jobs/1/cancel")
+    states = (await api.post("/api/v1/jobs/states", json={"jobs": [1, 2]})).json()["jobs"]
+    assert [state["state"] for state in states] == ["cancelled", None]
+    too_many = await api.post("/api/v1/jobs/states", json={"jobs": list(range(1, 10_002))})
+    assert too_many.status_code == 422
+
+
 async def test_each_line_makes_a_task_and_selects_lines(open_api: Open, body: Body) -> None:
     api = await open_api()
     array = (await api.post("/api/v1/jobs", json=body | {"each_line": ["a", "", "c"], "array": "%2"})).json()

@@ -6,8 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from koalapy.api.fields import as_json
+from koalapy.api.job_views import job_view, view_for
+from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.model.identity import Identity, Role
 from tests.serving import Open
 from tests.signals import until
+from tests.store.jobs import make_running_job
 
 Body = dict[str, Any]
 
@@ -269,3 +274,17 @@ async def test_list_jobs_omits_large_fields(open_api: Open, body: Body) -> None:
     assert (job["id"], job["program"], job["owner"], job["state"]) == (1, "true", "ada", "queued")
     assert len(answer.content) < 2000
     assert (await api.get("/api/v1/jobs/1")).json()["environment"] == {"A": "z" * 1000}
+
+
+def test_planned_start_is_shown_to_owner_only() -> None:
+    record = JobRecord(make_running_job(1), "")
+    assert as_json(job_view(record))["planned_start"] == {
+        "at": "1970-01-01T00:02:00.000Z",
+        "first": "1970-01-01T00:01:00.000Z",
+        "moved_because": "local users took nodes on north",
+        "is_certain": True,
+        "clusters": ["north"],
+        "kept": 27,
+        "counted": 30,
+    }
+    assert as_json(view_for(Identity("eve", Role.USER, "token 1"), record))["planned_start"] is None

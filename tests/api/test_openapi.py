@@ -159,6 +159,11 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         await api.get(f"/api/v1{path}")
     for order in (None, {"clusters": ["north"]}, {"pairs": [["north", "x"]]}):
         await api.post("/api/v1/network/measure", json=order)
+    for order in ({"request": nonfixed, "begin": "now", "duration": "1h"}, {}):
+        await api.post("/api/v1/reservations", json=order)
+    for path in ("", "/r1", "?x=1"):
+        await api.get(f"/api/v1/reservations{path}")
+    await api.delete("/api/v1/reservations/r1")
     for path in ("/advisor", "/advisor?x=1", "/advisor/record", "/advisor/record?application=wave&limit=0"):
         await api.get(f"/api/v1{path}")
     for path in ("/record", "/record?since=0"):
@@ -203,6 +208,8 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         await api.get(f"/api/v1{path}")
     for path in ("/login-codes", "/login-codes?x=1", "/logout", "/logout?x=1"):
         await api.post(f"/api/v1{path}")
+    for ids in ([1, 9], []):
+        await api.post("/api/v1/jobs/states", json={"jobs": ids})
     operations = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.checked_operations == operations
 

@@ -56,6 +56,7 @@ def make_acceptable(generated: JobSpec) -> JobSpec:
         bundle=spec.bundle and Bundle(remove_unprintable(spec.bundle.id), 0, 0),
         application=remove_unprintable(spec.application),
         memory=spec.memory and max(spec.memory, MIN_MEMORY),
+        reservation=remove_unprintable(spec.reservation),
         mail_user=remove_unprintable(spec.mail_user),
         webhook=remove_unprintable(spec.webhook),
         internal=False,

@@ -14,7 +14,7 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
-from koalapy.model.identity import HighPriority, Identity, Role
+from koalapy.model.identity import Identity, Permission, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.placement import Explanation
@@ -130,7 +130,7 @@ class MemoryService:
             return self.make_record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, caller)
+        spec = SubmissionRules(Permission(Role.USER)).with_owner(spec, caller)
         check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
@@ -233,6 +233,9 @@ class MemoryService:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala history")
         return self.make_record(job)
 
+    async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        return {job: self.records[job] for job in jobs if job in self.records}
+
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         record = await self.get(job)
         check_job_access(caller, record.job)
@@ -250,6 +253,7 @@ class MemoryService:
             and job_filter.name in ("", job.spec.name)
             and job_filter.home_site in ("", job.spec.home_site)
             and job_filter.array == job.array_job
+            and (job_filter.ids is None or job.id in job_filter.ids)
             and (job_filter.before is None or job.id < job_filter.before)
         ]
         next_before = matching[job_filter.limit - 1].job.id if len(matching) > job_filter.limit else None

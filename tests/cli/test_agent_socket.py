@@ -15,7 +15,7 @@ import pytest
 
 from koalapy.client import logins
 from koalapy.client.access import Access
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.logins import Login
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.files import DIRECTORY
@@ -76,10 +76,10 @@ def find_login(url: str | None, well_known: Path = DIRECTORY) -> Login:
 
 def request_rejected_login(
     path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
-) -> CliError:
+) -> GridError:
     agents, wrong = logins.contact_agents([path], timeouts, well_known)
     assert not agents
-    with pytest.raises(CliError) as refused:
+    with pytest.raises(GridError) as refused:
         logins.request_login(logins.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
     assert wrong == [str(refused.value)]
     return refused.value
@@ -153,10 +153,10 @@ def test_login_is_renewed_before_expiry_or_kept(tmp_path: Path, monkeypatch: pyt
     now[0] += 560
     assert find_login(None).made_at == 1560.0, "a valid login is kept without an agent"
     now[0] += 60
-    with pytest.raises(CliError, match="does not answer"):
+    with pytest.raises(GridError, match="does not answer"):
         logins.find_login(None)
     now[0] = 1000.0  # setting the clock back expires a login
-    with pytest.raises(CliError, match="does not answer"):
+    with pytest.raises(GridError, match="does not answer"):
         logins.find_login(None)
 
 
@@ -194,7 +194,7 @@ def test_socket_of_another_program_is_reported(tmp_path: Path, lines: tuple[obje
 )
 def test_login_with_invalid_answer_is_rejected(tmp_path: Path, answer: object) -> None:
     path = tmp_path / "a.sock"
-    with serve_agent(path, GREETING, answer), pytest.raises(CliError, match="is not an agent") as refused:
+    with serve_agent(path, GREETING, answer), pytest.raises(GridError, match="is not an agent") as refused:
         logins.request_login(logins.Agent(path, "north", "http://x", ""))
     assert TOKEN not in str(refused.value)
 
@@ -265,7 +265,7 @@ def test_login_socket_in_folder_of_another_account_is_rejected(tmp_path: Path) -
 def test_login_with_agents_of_several_daemons_needs_url(tmp_path: Path) -> None:
     second_greeting = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
     with serve_agent(tmp_path / "a.sock", GREETING, ANSWER), serve_agent(tmp_path / "b.sock", second_greeting, ANSWER):
-        with pytest.raises(CliError, match="set KOALA_URL") as error:
+        with pytest.raises(GridError, match="set KOALA_URL") as error:
             logins.find_login(None, well_known=tmp_path)
         assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
         assert find_login("http://127.0.0.1:7777", tmp_path).cluster == "east"
@@ -274,7 +274,7 @@ def test_login_with_agents_of_several_daemons_needs_url(tmp_path: Path) -> None:
 def test_rejected_login_is_requested_from_next_agent(tmp_path: Path) -> None:
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
     with serve_agent(tmp_path / "a.sock", GREETING, no):
-        with pytest.raises(CliError, match="rejects the login: the account ann of north belongs to nobody; ask"):
+        with pytest.raises(GridError, match="rejects the login: the account ann of north belongs to nobody; ask"):
             logins.find_login(None, well_known=tmp_path)
         with serve_agent(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
             assert find_login(None, tmp_path).cluster == "east"
@@ -289,5 +289,5 @@ def test_access_with_socket_of_killed_agent_names_it_in_hint(tmp_path: Path, mon
     assert (access.token, access.headers) == ("", {})
     assert f"the agent at {path} does not answer (connection refused)" in access.hint
     assert "set KOALA_TOKEN" in access.hint
-    with pytest.raises(CliError, match="does not answer"):
+    with pytest.raises(GridError, match="does not answer"):
         logins.log_in("http://127.0.0.1:1")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from koalapy.cli.main import KOALA
 from koalapy.cli.terminal.arguments import Argument, Group, Option, run_command
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from tests.cli.conftest import Koala
 
 CALLS: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def call_command(*arguments: str) -> dict[str, Any]:
 
 def run_invalid(*arguments: str) -> str:
     CALLS.clear()
-    with pytest.raises(CliError) as error:
+    with pytest.raises(GridError) as error:
         run_command("t", ROOT, arguments)
     assert error.value.code is Exit.USAGE
     assert not CALLS
@@ -147,7 +147,7 @@ def test_any_command_line_runs_or_prints_one_line(arguments: list[str]) -> None:
     message, code = "", 0
     try:
         code = run_command("t", ROOT, arguments)
-    except CliError as error:
+    except GridError as error:
         message, code = str(error), error.code
     assert "\n" not in message
     assert code in ((Exit.USAGE,) if message else (0, 7))

@@ -399,6 +399,21 @@ def test_show_prints_page_of_job(koala: Koala) -> None:
     assert json.loads(koala("show", "1", "--json").out)["components"][0]["size"] == 2
 
 
+def test_states_of_several_jobs_are_words_and_a_table(koala: Koala) -> None:
+    for command in (("echo", "x"), ("program",), ("exit", "3")):
+        koala(*FLEXIBLE, "--name", "a", "--", *command)
+    assert koala("show", "-q", "3", "1", "2", "1").out == "failed\nsucceeded\nqueued\nsucceeded\n"
+    assert koala("show", "-q").out == "failed\n"
+    assert [line.split()[4] for line in koala("queue", "1", "3").out.splitlines()] == ["STATE", "failed", "succeeded"]
+    assert koala("queue", "1", "2", "-q").out == "2\n1\n"
+    assert koala("queue", "1", "9").err.startswith("koala: there is no started job 9; ")
+    missing = koala("show", "-q", "1", "9", "2")
+    assert (missing.code, missing.out) == (3, "succeeded\n-\nqueued\n")
+    assert missing.err == "koala: there is no job 9; see koala history\n"
+    assert koala("show", "1", "2").out.count("TIME") == 2
+    assert [job["id"] for job in json.loads(koala("show", "2", "1", "--json").out)] == [2, 1]
+
+
 def test_priority_changes_queued_jobs(koala: Koala) -> None:
     for _ in range(2):
         koala("submit", "--flexible", "6", "program")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from koalapy.cli.files import unpack_results
 from koalapy.cli.jobs import waiting
-from koalapy.cli.jobs.staging import pack_archive
-from koalapy.cli.jobs.submission import inputs_of
 from koalapy.cli.terminal.screen import Block
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.archive import pack_archive
+from koalapy.client.errors import Exit, GridError
+from koalapy.client.results import unpack_results
+from koalapy.client.submission import inputs_of
 from koalapy.model.command_line import command_for
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
@@ -183,7 +183,7 @@ def test_archive_on_full_disk_suggests_tmpdir(tmp_path: Path, kind: str) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
     try:
         with (
-            pytest.raises(CliError, match="cannot be written: file too large") as refused,
+            pytest.raises(GridError, match="cannot be written: file too large") as refused,
             pack_archive([str(tmp_path)]),
         ):
             raise AssertionError("it was written")
@@ -286,7 +286,7 @@ def test_fetch_without_results_creates_no_folder(koala: Koala, server: Server, t
     ],
 )
 def test_unpack_of_hostile_archive_writes_nothing_outside(data: bytes, tmp_path: Path) -> None:
-    with pytest.raises(CliError):
+    with pytest.raises(GridError):
         unpack_results(iter([data]), tmp_path / "to", force=True)
     assert not (tmp_path / "x").exists()
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
@@ -296,14 +296,14 @@ def test_unpack_of_hostile_archive_writes_nothing_outside(data: bytes, tmp_path:
 def test_unpack_of_invalid_member_is_rejected(facts: dict[str, str], tmp_path: Path) -> None:
     member = tarfile.TarInfo("0-north/a")
     member.pax_headers = facts
-    with pytest.raises(CliError, match="the archive is invalid"):
+    with pytest.raises(GridError, match="the archive is invalid"):
         unpack_results(iter([make_archive((member, b""))]), tmp_path / "to", force=True)
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 
 def test_unpack_of_file_that_exists_is_rejected_without_force(tmp_path: Path) -> None:
     twice = make_archive(*[(tarfile.TarInfo("0-north/a"), text) for text in (b"first", b"again")])
-    with pytest.raises(CliError, match="exists already"):
+    with pytest.raises(GridError, match="exists already"):
         unpack_results(iter([twice]), tmp_path, force=False)
     assert (tmp_path / "0-north/a").read_bytes() == b"first"
 
@@ -347,7 +347,7 @@ def test_fetch_continues_broken_downloads_where_they_ended(koala: Koala, server:
 
 
 @pytest.mark.parametrize(
-    "end", [KeyboardInterrupt, OSError(28, "No space left on device"), CliError("away", Exit.UNREACHABLE)]
+    "end", [KeyboardInterrupt, OSError(28, "No space left on device"), GridError("away", Exit.UNREACHABLE)]
 )
 def test_fetch_removes_incomplete_file(
     koala: Koala, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
@@ -358,7 +358,7 @@ def test_fetch_removes_incomplete_file(
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
             raise end
 
-    monkeypatch.setattr("koalapy.cli.files.shutil.copyfileobj", breaks)
+    monkeypatch.setattr("koalapy.client.results.shutil.copyfileobj", breaks)
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]
@@ -371,7 +371,7 @@ def test_unpack_does_not_follow_links(tmp_path: Path) -> None:
     to = tmp_path / "to"
     to.mkdir()
     (to / "0-north").symlink_to(tmp_path / "away")
-    with pytest.raises(CliError, match="is not a folder"):
+    with pytest.raises(GridError, match="is not a folder"):
         unpack_results(iter([DATA]), to, force=True)
     (to / "0-north").unlink()
     (to / "0-north").mkdir()

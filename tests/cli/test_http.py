@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import CONNECTION_ERRORS, Connection
 from tests.cli.conftest import Koala
 
@@ -123,7 +123,7 @@ def test_incomplete_answer_is_connection_error(answer: bytes) -> None:
             make_connection(url).stream_response("/", query={}, headers=None, timeout=20) as (_, _, pieces),
         ):
             list(pieces)
-        with pytest.raises(CliError) as error:
+        with pytest.raises(GridError) as error:
             Client(url, "t").get("/")
     assert error.value.code is Exit.UNREACHABLE
     assert "\n" not in str(error.value)
@@ -169,7 +169,7 @@ def test_proxy_of_environment_is_used_for_other_hosts(monkeypatch: pytest.Monkey
         monkeypatch.delenv(name, raising=False)
     with serve_peer(send_pieces(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")) as (url, heard):
         monkeypatch.setenv("https_proxy", url.replace("://", "://me:se%40cret@"))
-        with pytest.raises(CliError, match=r"no daemon answers at https://grid\.example"):
+        with pytest.raises(GridError, match=r"no daemon answers at https://grid\.example"):
             Client("https://grid.example", "token").get("/api")
     assert heard[0].splitlines()[0] == b"CONNECT grid.example:443 HTTP/1.0"
     assert b"Proxy-Authorization: Basic bWU6c2VAY3JldA==" in heard[0]
@@ -181,7 +181,7 @@ def test_token_is_not_sent_unencrypted_to_other_hosts(monkeypatch: pytest.Monkey
     for name in ("http_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for url in ("http://grid.example:8642", "http://192.0.2.1", "http://localhost.evil.example"):
-        with pytest.raises(CliError, match="is not encrypted: others on the network") as refused:
+        with pytest.raises(GridError, match="is not encrypted: others on the network") as refused:
             Client(url, "token")
         assert "use https://" in refused.value.hint
 
@@ -213,7 +213,7 @@ def test_token_with_invalid_characters_is_rejected_and_not_printed(
 
 def test_password_in_url_is_not_printed() -> None:
     client = Client("http://grid:pass-word@127.0.0.1:1/koala", "token")
-    with pytest.raises(CliError) as error:
+    with pytest.raises(GridError) as error:
         client.get("/api")
     assert client.url == "http://127.0.0.1:1/koala"
     assert "pass-word" not in f"{error.value!r}{error.value}"
@@ -235,7 +235,7 @@ INVALID_URLS = [
 
 @pytest.mark.parametrize("url", INVALID_URLS)
 def test_invalid_url_is_rejected(url: str) -> None:
-    with pytest.raises(CliError, match="is not a URL"):
+    with pytest.raises(GridError, match="is not a URL"):
         Client(url, "token")
 
 

@@ -101,15 +101,17 @@ queue -q --watch → --quiet and --watch cannot be given together
 queue --since 7 → --since is '7', which has no unit
 queue --until soon → --until is 'soon', which is no time
 show 9 → 3: there is no job 9
-show nine → Invalid value for 'JOB': 'nine' is not a job; give 7, or 7[3-9] for tasks of an array
-show 1[] → Invalid value for 'JOB': '1[]': the part in brackets is empty
-show 1[2%3] → Invalid value for 'JOB': '1[2%3]': give indices in the brackets
-show x[2] → Invalid value for 'JOB': 'x[2]' is not a job; give 7, or 7[3-9] for tasks of an array
-show +1 → Invalid value for 'JOB': '+1' is not a job
-show ' 1' → Invalid value for 'JOB': ' 1' is not a job
-show \u0661 → Invalid value for 'JOB': '\u0661' is not a job
-show 0_1[2] → Invalid value for 'JOB': '0_1[2]' is not a job
+show nine → Invalid value for 'JOB...': 'nine' is not a job; give 7, or 7[3-9] for tasks of an array
+show 1[] → Invalid value for 'JOB...': '1[]': the part in brackets is empty
+show 1[2%3] → Invalid value for 'JOB...': '1[2%3]': give indices in the brackets
+show x[2] → Invalid value for 'JOB...': 'x[2]' is not a job; give 7, or 7[3-9] for tasks of an array
+show +1 → Invalid value for 'JOB...': '+1' is not a job
+show ' 1' → Invalid value for 'JOB...': ' 1' is not a job
+show \u0661 → Invalid value for 'JOB...': '\u0661' is not a job
+show 0_1[2] → Invalid value for 'JOB...': '0_1[2]' is not a job
 show 1 -f --json → --follow and --json cannot be given together
+show 1 -q --json → --quiet and --json cannot be given together
+queue 1 --state queued → ids of jobs and options that select or sort jobs cannot be given together
 show 1 --url localhost → localhost is not a URL
 show 1 --url http://127.0.0.1:1 → 5: no daemon answers at http://127.0.0.1:1
 logs 9 → 3: there is no job 9

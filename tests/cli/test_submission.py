@@ -11,16 +11,15 @@ import pytest
 
 from koalapy.cli.jobs.submission import (
     RequestOptions,
-    body_of,
     clauses_of,
     environment_of,
     exported_variables,
     read_job_file,
     read_options,
     request_of,
-    with_time_zone,
 )
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
+from koalapy.client.submission import build_body, with_time_zone
 from koalapy.model.command_line import command_for
 from tests.cli.conftest import Koala
 
@@ -74,15 +73,15 @@ def test_request_of_converts_each_kind() -> None:
 def test_options_override_job_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\nname: mine\ncommand: [a]\nenvironment: {X: 1, Y: 2}\n")
-    body = body_of(read_job_file(file)[0], {"name": "other", "command": None}, {"Y": "3"})
+    body = build_body(read_job_file(file)[0], {"name": "other", "command": None}, {"Y": "3"})
     assert (body["name"], body["command"], body["environment"]) == ("other", ["a"], {"X": 1, "Y": "3"})
 
 
 def test_chdir_option_overrides_optional_workdir_of_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [a]\nworkdir: /a\nworkdir_optional: true\n")
-    assert body_of(read_job_file(file)[0], {}, {})["workdir_optional"] is True
-    body = body_of(read_job_file(file)[0], {"workdir": "/b"}, {})
+    assert build_body(read_job_file(file)[0], {}, {})["workdir_optional"] is True
+    body = build_body(read_job_file(file)[0], {"workdir": "/b"}, {})
     assert (body["workdir"], body.get("workdir_optional", False)) == ("/b", False)
 
 
@@ -93,8 +92,8 @@ BOMB = "\n".join(["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}
 def test_invalid_job_file_is_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(CliError) as refusal:
-        body_of(read_job_file(file)[0], {}, {})
+    with pytest.raises(GridError) as refusal:
+        build_body(read_job_file(file)[0], {}, {})
     assert str(file) in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -110,7 +109,7 @@ def test_invalid_job_file_is_one_line(tmp_path: Path, content: str) -> None:
 def test_job_file_without_job_shows_what_to_write(tmp_path: Path, content: str, problem: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(content)
-    with pytest.raises(CliError) as refusal:
+    with pytest.raises(GridError) as refusal:
         read_job_file(file)
     assert refusal.value.message == f"{file} {problem}"
     example = refusal.value.hint.removeprefix("give fields and values: ")
@@ -119,16 +118,16 @@ def test_job_file_without_job_shows_what_to_write(tmp_path: Path, content: str, 
 
 
 def test_job_file_is_read_up_to_its_limit() -> None:
-    with pytest.raises(CliError) as refusal:
-        body_of(read_job_file(Path("/dev/zero"))[0], {}, {})
+    with pytest.raises(GridError) as refusal:
+        build_body(read_job_file(Path("/dev/zero"))[0], {}, {})
     assert str(refusal.value) == "/dev/zero is larger than 1048576 bytes; put large data into files that the job reads"
 
 
 def test_job_file_with_alias_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [ls, &a x, *a]\n")
-    with pytest.raises(CliError) as refusal:
-        body_of(read_job_file(file)[0], {}, {})
+    with pytest.raises(GridError) as refusal:
+        build_body(read_job_file(file)[0], {}, {})
     hint = "write its value instead, or put it in quotes"
     assert (refusal.value.code, refusal.value.message, refusal.value.hint) == (
         Exit.USAGE,
@@ -141,7 +140,7 @@ def test_environment_of_reads_values_and_variables(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HERE", "yes")
     monkeypatch.delenv("NOT_HERE", raising=False)
     assert environment_of(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "yes"}
-    with pytest.raises(CliError, match="NOT_HERE"):
+    with pytest.raises(GridError, match="NOT_HERE"):
         environment_of(["NOT_HERE"])
 
 
@@ -165,7 +164,7 @@ def test_exported_variables_are_those_of_slurm(
 
 def test_label_of_job_file_stays_without_option() -> None:
     fields = {"label": True, "request": {"type": "flexible", "total_size": 1}}
-    assert body_of(fields, read_options({"label": False}), {})["label"] is True
+    assert build_body(fields, read_options({"label": False}), {})["label"] is True
     body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "label": True, "output": "o"}
     command = "koala submit --flexible 1 --output o --label -- true"
     assert command_for(body, "/") == command
@@ -208,8 +207,8 @@ def test_job_file_with_duplicate_key_is_rejected(tmp_path: Path) -> None:
     file.write_text(
         "request: {type: flexible, total_size: 2}\nrequest: {type: flexible, total_size: 3}\ncommand: [x]\n"
     )
-    with pytest.raises(CliError) as refusal:
-        body_of(read_job_file(file)[0], {}, {})
+    with pytest.raises(GridError) as refusal:
+        build_body(read_job_file(file)[0], {}, {})
     assert (refusal.value.code, str(refusal.value)) == (
         Exit.USAGE,
         f"cannot read {file}: the key 'request' is given twice, in lines 1 and 2: leave one out",
@@ -263,7 +262,7 @@ def test_submit_with_wrong_document_names_it(koala: Koala, tmp_path: Path, optio
 def test_job_file_with_document_of_other_type_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "jobs.yaml"
     file.write_text(f"{JOBS}[1]\n")
-    with pytest.raises(CliError) as refusal:
+    with pytest.raises(GridError) as refusal:
         read_job_file(file)
     assert refusal.value.message == f"document 3 of {file} is not a job: it has no names of fields"
 
@@ -291,7 +290,7 @@ def clock_of_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_times_are_sent_in_the_time_zone_of_the_user(text: str, sent: str) -> None:
     request = {"type": "flexible", "total_size": 1}
     assert with_time_zone(text) == sent
-    assert body_of({"request": request, "begin": text}, {}, {})["begin"] == sent
+    assert build_body({"request": request, "begin": text}, {}, {})["begin"] == sent
 
 
 def test_after_option_separates_entries_by_commas() -> None:

@@ -14,7 +14,7 @@ import pytest
 from koalapy.cli.clusters.grid import GridState, format_top
 from koalapy.cli.terminal.screen import ENTER, LEAVE, Feed, fit_lines
 from koalapy.client.client import JobListing
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import FAST_KOALA, Terminal
@@ -209,7 +209,7 @@ def test_feed_of_slow_daemon_leaves_it_nine_tenths_of_the_time() -> None:
             return self
 
         def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
-            raise CliError("there is no stream", Exit.NOT_FOUND)
+            raise GridError("there is no stream", Exit.NOT_FOUND)
 
     def look(client: SlowClient) -> None:
         client.looks += 1

@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.client.access import Access
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.timeouts import ClientTimeouts
 from koalapy.system.local_token import Registration, register_start
 
@@ -92,7 +92,7 @@ def test_access_without_start_at_address_does_not_wait(url: str) -> None:
 def test_client_of_daemon_that_starts_too_long_says_so() -> None:
     with register_start(9):
         client = Client(URL, None, timeouts=ClientTimeouts(daemon_start_s=0.0), report=lambda _: None)
-        with pytest.raises(CliError, match=r"at http://127\.0\.0\.1:9 is still starting; try again") as raised:
+        with pytest.raises(GridError, match=r"at http://127\.0\.0\.1:9 is still starting; try again") as raised:
             client.get("/healthz")
     assert raised.value.code is Exit.UNREACHABLE
 
@@ -121,5 +121,5 @@ def test_access_without_url_prefers_started_daemon_to_error_of_agent(
         )
         assert Access(None, None, timeouts=make_timeouts(*steps)).token == TOKEN
     failing = ClientTimeouts(start_notice_s=0.0)
-    with pytest.raises(CliError, match="does not answer"):
+    with pytest.raises(GridError, match="does not answer"):
         Access(None, None, timeouts=failing)

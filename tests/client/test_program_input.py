@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.node_stream import NodeStream
 from koalapy.client.program_input import ProgramInput
 from koalapy.runner.streams import STREAM_WINDOW
@@ -31,7 +31,7 @@ class Program:
 
     def open_stream(self, job: int, kind: str) -> NodeStream:
         if self.ended.is_set() or self.rejects:
-            raise CliError("job 7 is already succeeded", Exit.NOT_ALLOWED)
+            raise GridError("job 7 is already succeeded", Exit.NOT_ALLOWED)
         return cast(NodeStream, FakeStream(self, self._connections.pop(0) if self._connections else None))
 
 

@@ -43,6 +43,7 @@ from koalapy.scheduler.events import (
     InventoryReceived,
     Reported,
 )
+from koalapy.scheduler.rules import Rules
 from koalapy.store.database import Database
 from koalapy.store.records import Batch
 from koalapy.store.service_tables import SampleStore
@@ -389,10 +390,10 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
             samples.add_local_load(loads)
         store.release_lease()
         store.close()
-    rules = AlertRules(hold=0.0)
-    with daemon_in_thread(
-        path, maker.sites(), has_dashboard=True, cluster_nodes=maker.nodes, links=maker.links, alert_rules=rules
-    ) as daemon:
+    # No agent connects: jobs of the clusters that are away must not become unknown while somebody looks.
+    rules, checks = Rules(unreachable_after=86400.0), AlertRules(hold=0.0)
+    options = {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks}
+    with daemon_in_thread(path, maker.sites(), rules=rules, has_dashboard=True, **options) as daemon:
         written = ThreadEvent()
         item = WorkItem(events=tuple(maker.events()), after_write=written.set)
         daemon.loop.call_soon_threadsafe(daemon.engine.post, item)

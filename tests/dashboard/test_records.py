@@ -1,12 +1,15 @@
 """The pages Users, Files and Audit."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from koalapy.dashboard.pages.audit import MAX_CHANGES
+from koalapy.model.limits import Charge, FairShareSettings
+from koalapy.scheduler.fair_share import FairShares
 from tests.daemon.archives import GOOD, archive_of
-from tests.daemon_in_process import ServedDaemon
+from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.dashboard.people import Person, create_token
 
 
@@ -124,3 +127,16 @@ def test_files_page_shows_bundles_to_owner(daemon: ServedDaemon, alice: Person, 
     assert (files["bundles"], files["results"]) == ([], [])
     assert carol.http.get("/files?name=gone").status_code == 404
     carol.close()
+
+
+def test_users_page_shows_shares_in_the_order_of_jobs(tmp_path: Path) -> None:
+    past = [Charge("alice", 7200.0, 0.0), Charge("bob", 3600.0, 0.0)]
+    shares = FairShares(FairShareSettings(users={"alice": 3.0}), past=past)
+    with daemon_in_thread(tmp_path / "koala.db", has_dashboard=True, shares=shares) as daemon:
+        person = Person(daemon, daemon.admin_token)
+        lines = person.get_json("/users.json")["shares"]
+        card = person.get_page("/users").partition("Fair shares")[2].partition("</section>")[0]
+        person.close()
+    assert [(line["user"], line["target"]) for line in lines] == [("alice", 0.75), ("bob", 0.25)]
+    assert card.index(">alice<") < card.index(">bob<")
+    assert ("75 %" in card, "25 %" in card) == (True, True)

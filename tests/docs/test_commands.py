@@ -4,16 +4,20 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from doctest import DocTestParser
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import ROOT, SHOWN, Block
-from tests.docs.session import Session
+from tests.docs.session import Session, find_missing_lines
 from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import MAX_WAIT_S
 from tests.needs import MPI, RSYNC, needs
 
 pytestmark = [needs(MPI), needs(RSYNC), pytest.mark.grid, pytest.mark.processes]
@@ -133,6 +137,44 @@ def test_commands_of_page_print_what_it_shows(page: str, grid: EmbeddedGrid, fol
             session.run(PREPARED.get(f"{page}:{number}", "true"))
             for command in block.commands():
                 session.play(command, page)
+
+
+CONSOLE = """
+import code, contextlib, io, json, sys
+console = code.InteractiveConsole()
+for source in json.load(sys.stdin):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        console.runsource(source, symbol="single")
+    print(json.dumps(printed.getvalue()))
+"""
+"""A program that runs statements as Python's prompt does, and prints the output of each."""
+
+
+def test_python_page_prints_what_it_shows(grid: EmbeddedGrid, folder: Path) -> None:
+    page = ROOT / "docs" / "python.md"
+    text = page.read_text(encoding="utf-8")
+    sessions = re.findall(r"^```pycon\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    examples = DocTestParser().get_examples("\n".join(sessions))
+    assert len(examples) > 20
+    here = folder / "python"
+    here.mkdir()
+    environment = grid.environment | {"KOALA_URL": grid.url, "USER": "root"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = partial(subprocess.run, capture_output=True, text=True, cwd=here, env=environment, timeout=MAX_WAIT_S)
+    played = run([sys.executable, "-c", CONSOLE], input=json.dumps([example.source for example in examples]))
+    assert played.returncode == 0, played.stderr
+    for example, line in zip(examples, played.stdout.splitlines(), strict=True):
+        printed = json.loads(line)
+        assert find_missing_lines(example.want.splitlines(), printed) == [], f"{example.source}{printed}"
+        assert example.want or not printed, f"{example.source}{printed}"
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (here / "pi.py").write_text(program)
+    ran = run([sys.executable, "pi.py"])
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(r"pi is about 3\.1\d\n", ran.stdout)
+    grid.cancel_all_jobs()
+    grid.wait_until_idle()
 
 
 def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> None:

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import beyond_traces
+from experiments import beyond_traces, scheduling_with_time
 from experiments.beyond_traces import OfTraces, home_of
 from experiments.experiment import Result
+from experiments.scheduling_with_time import MIXES, draw_mix
 from experiments.trace_windows import MACHINES, WindowJob, cut_machine, draw_window, shorten_name
 from experiments.traces import Traces
 from tests.experiments.traces import a_trace, swf_line
@@ -84,3 +85,17 @@ def test_home_of_user_is_the_same(user: int, setting: str) -> None:
     }
     assert len(homes) == 1
     assert homes <= set(clusters)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_mix_depends_on_seed_and_keeps_bounds(mix: str) -> None:
+    window, (shortest, longest) = draw_mix(mix, 1, JOBS), MIXES[mix]
+    assert window == draw_mix(mix, 1, JOBS) != draw_mix(mix, 2, JOBS)
+    assert all(shortest <= job.ran <= longest and job.requested >= job.ran for job in window.jobs)
+
+
+def test_stored_results_of_today_are_known_for_every_window() -> None:
+    waiting = scheduling_with_time.Waiting()
+    cells = [cell for cell in waiting.list_cells(waiting.seeds) if cell["way"] == "today"]
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert {cell["trace"] for cell in cells} == {*waiting.traces, *MIXES}

@@ -12,7 +12,7 @@ import pytest
 from experiments.experiment import Result
 from experiments.sonmez_2010.das3 import DELFT, LEIDEN, build_grid, build_links, by_latency, run_times_of
 from experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, build_cell
-from experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10
+from experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10, keep_background
 from experiments.sonmez_2010.readings import (
     COSTS,
     ONE_CLUSTER,
@@ -210,6 +210,15 @@ def test_sonmez_delft_and_leiden_have_no_measured_link() -> None:
     assert DELFT not in build_grid(DELFT).clusters
     assert build_grid(DELFT).nodes == 204
     assert build_grid(LEIDEN).nodes == 240
+
+
+def test_sonmez_steady_local_users_keep_their_part_of_each_cluster() -> None:
+    grid = build_grid(DELFT)
+    users = list(keep_background(grid, 0.25, 100.0))
+    assert {user.cluster: user.nodes for user in users} == {
+        name: round(0.25 * cluster.nodes) for name, cluster in grid.clusters.items()
+    }
+    assert {(user.at, user.lasts) for user in users} == {(0.0, 200.0)}
 
 
 def test_sonmez_equal_cells_give_equal_values(tmp_path: Path) -> None:

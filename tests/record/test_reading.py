@@ -65,6 +65,7 @@ def test_record_contains_no_private_field_of_a_job() -> None:
         "features",
         "partition",
         "exclude",
+        "reservation",
     }
     types = {field.name: str(field.type) for field in fields(JobSpec)}
     texts = {name for name, annotation in types.items() if re.search(r"\bstr\b|InputFile", annotation)}

@@ -123,13 +123,13 @@ def _check_claims_lead_to_starts(effects: Effects, *, ends_in_vain: bool) -> Non
         if entry.event == "ending" and entry.reason.startswith("claim-failed: no room on ")
     }
     assert not placed & given_up, "a claim lacks the nodes that its placement has found in the same step"
-    ended_for = [
-        FOR_JOB.search(e.reason)
-        for e in effects.timeline
-        if e.event == "reclaimed" or (e.event == "preempted" and not ends_in_vain)
-    ]
-    beneficiaries = {int(match[1]) for match in ended_for if match}
-    assert not beneficiaries & {job for job, _ in given_up}, "jobs were ended for a claim that has failed"
+    later_failures = set[JobId]()  # of entries after the present one: a job may be placed anew after a failed claim
+    for entry in reversed(effects.timeline):
+        if (entry.job, entry.generation) in given_up and entry.event == "ending":
+            later_failures.add(entry.job)
+        if entry.event == "reclaimed" or (entry.event == "preempted" and not ends_in_vain):
+            match = FOR_JOB.search(entry.reason)
+            assert match is None or int(match[1]) not in later_failures, "a job was ended for a claim that has failed"
 
 
 def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> None:
@@ -317,7 +317,9 @@ def check_counts(world: "World") -> None:
                     status, token = queries.grid[c.cluster], job.token(c.index)
                     # Those that got parts of nodes are never preempted, even if the site shares no more.
                     kept = token not in {**status.nodes.preemptible_components, **status.nodes.about_to_end}
-                    frees_nodes = not (job.spec.share and (status.last_report.shares or kept))
+                    frees_nodes = not job.spec.reservation and not (
+                        job.spec.share and (status.last_report.shares or kept)
+                    )
                     is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
                     if is_preemptible(job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size
@@ -330,7 +332,11 @@ def check_counts(world: "World") -> None:
         assert cluster.nodes.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on deliveries"
         )
-        awaiting = sum(size for token, size in cluster.nodes.live.items() if not cluster.nodes.holds(token))
+        awaiting = sum(
+            size
+            for token, size in cluster.nodes.live.items()
+            if not cluster.nodes.holds(token) and not active[parse_token(token).job].spec.reservation
+        )
         assert cluster.nodes.idle == max(0, cluster.last_report.idle - awaiting), (
             "idle nodes do not match the components that wait for nodes"
         )
@@ -557,7 +563,7 @@ def check_no_job_passed(world: "World", effects: Effects) -> None:
     if world.rules.queue != "scan" or not world.rules.event_driven:
         return
     queries = world.queries
-    changed_jobs = {entry.job for entry in effects.timeline}
+    changed_jobs = {entry.job for entry in effects.timeline if entry.event != "planned"}
     placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
     placed = [job for job in placed if job.id not in world.planned_jobs]
     rejected_shapes: set[object] = set()
@@ -585,11 +591,13 @@ def check_plan(world: "World") -> None:
 
     That is the job of the highest priority that has waited longest, of those that fit the empty grid within the current
     limits of resource managers, or a job that had the plan before. None has it while a placed job has yet to request
-    the nodes that were planned for it.
+    the nodes that were planned for it. A plan stays while one of its clusters is out of contact for a moment.
     """
     queries, plan_after = world.queries, world.rules.plan_after
     if plan_after is None or not world.rules.plans_starts:
         assert queries.planned_job is None
+        return
+    if queries.queues.plan.awaits_reports:
         return
 
     def capacity(cluster: ClusterStatus) -> int:

@@ -417,13 +417,17 @@ def test_sufficient_changes_beside_reservation_are_minimal(
         )
 
     def is_placeable_with(name: str, count: int) -> bool | None:
-        """Answer for a report with more idle nodes; None if they suffice for the planned job, which takes them."""
+        """Answer for a report with more idle nodes.
+
+        None if nodes of local users suffice for the planned job, which then starts with them. The explanation does not
+        plan again for each number of nodes.
+        """
         status, report = queries.grid[name], world.sites[name].current_report()
         status.report(
             ClusterReport(report.total, report.idle + count, report.background - count, 0, report.holding), 0.0
         )
         answer: bool | None = is_placeable()
-        if queries.planned_job == reserved and queries.planned_start(reserved) == world.now:
+        if count <= report.background and queries.planned_start(reserved) == world.now:
             answer = None
         status.report(ClusterReport(report.total, report.idle, report.background, 0, report.holding), 0.0)
         return answer
@@ -431,7 +435,7 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     for cluster in explanation.clusters:
         if cluster.missing:
             assert is_placeable_with(cluster.cluster, cluster.missing) is not False
-            assert is_placeable_with(cluster.cluster, cluster.missing - 1) is not True
+            assert not is_placeable_with(cluster.cluster, cluster.missing - 1)
             assert f"{cluster.missing} more idle node" in str(explanation.suffices)
     if any("resumed" in text for text in explanation.suffices):
         queries.grid["south"].drained = None

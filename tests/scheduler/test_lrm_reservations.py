@@ -72,5 +72,5 @@ def test_reservation_bars_exactly_jobs_that_run_into_it(
 ) -> None:
     reservation = NodeReservation("works", 1, 1, begins, MAX_TIME, default)
     end = now + (default if walltime is None else walltime) + 60
-    assert reservation.bars(walltime, now) == (now < begins < end)
+    assert reservation.bars(walltime, now) == (begins < end and now < reservation.ends)
     assert "reserved" in reservation.describe(now)

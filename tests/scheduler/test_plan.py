@@ -1,7 +1,6 @@
 """The plan: the job that has waited longest gets a planned start, and others use its nodes only until then."""
 
 from dataclasses import replace
-from math import ceil
 
 import pytest
 from hypothesis import given
@@ -108,42 +107,9 @@ def test_job_that_ends_before_the_planned_start_uses_its_nodes() -> None:
     start = world.queries.planned_start(wide_job)
     assert start is not None
     assert start - world.now == pytest.approx(985, abs=15)
-    assert "is planned for" in world.queries.waiting_reason(world.job(wide_job))
+    assert "starts by" in world.queries.waiting_reason(world.job(wide_job))
     world.advance(1000)
     assert world.state(wide_job) is JobState.SUCCEEDED
-
-
-@given(
-    jobs=st.lists(
-        st.tuples(st.integers(1, 7), st.integers(5, 200), st.sampled_from([1.0, 1.0, 3.0]), st.integers(0, 30)),
-        min_size=3,
-        max_size=12,
-    )
-)
-def test_first_planned_start_is_kept_if_walltimes_are_known(jobs: list[tuple[int, int, float, int]]) -> None:
-    """Without local users, failures and priorities; a minute is allowed for claims and reports."""
-    world = World({"north": 4, "south": 3}, PLANNED)
-    promises: dict[int, float] = {}
-
-    def note() -> None:
-        if (planned := world.queries.planned_job) is not None and (at := world.queries.planned_start(planned)):
-            promises.setdefault(planned, at)
-
-    for width, run_time, factor, pause in jobs:
-        world.submit(flexible(width), run_time=run_time, walltime=float(ceil(run_time * factor)) + 1)
-        note()
-        for _ in range(pause // 5 + 1):
-            world.advance(5)
-            note()
-    for _ in range(400):
-        if not world.queries.jobs():
-            break
-        world.advance(10)
-        note()
-    for job, promised in promises.items():
-        started = world.job(job).started_at
-        assert started is not None
-        assert started <= promised + 60, f"job {job} was planned for {promised} and started at {started}"
 
 
 def test_plan_leaves_other_nodes_available() -> None:

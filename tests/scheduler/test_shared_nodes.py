@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Token, parse_token
@@ -207,7 +207,21 @@ def run_sharing_jobs(world: SharingWorld, jobs: list[tuple[int, int, Priority, s
     assert {world.state(job) for job in job_ids} == {JobState.SUCCEEDED}
 
 
+LOW, HIGH = Priority.LOW, Priority.HIGH
+LOST_TO_LOCAL_USERS = [
+    (3, 1, LOW, "", 1, 0),
+    *[(1, 0, LOW, "", 0, 0)] * 6,
+    (1, 0, LOW, "", 0, 1),
+    (1, 1, LOW, "", 0, 1),
+    (2, 1, LOW, "", 7, 0),
+    (1, 1, HIGH, "", 0, 0),
+    (1, 0, LOW, "", 3, 0),
+]
+"""Local users are faster than a job of two nodes, and a job of high priority may then share one of them."""
+
+
 @given(JOBS)
+@example(LOST_TO_LOCAL_USERS)
 def test_no_node_has_more_jobs_than_cores_and_all_jobs_finish(
     jobs: list[tuple[int, int, Priority, str, int, int]],
 ) -> None:

@@ -35,13 +35,14 @@ def create_world(budget: float | None, **rules: object) -> World:
     budget=st.sampled_from([0.001, 2.0, 3.0, 7.0]),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     order=st.sampled_from(["fcfs", "narrowest-first"]),
+    plan_after=st.sampled_from([0.0, 3600.0]),
 )
 def test_budget_does_not_change_placement_order(
-    job_specs: list[JobSpec], budget: float, queue: str, order: str
+    job_specs: list[JobSpec], budget: float, queue: str, order: str, plan_after: float
 ) -> None:
     placements = []
     for seconds in (None, budget):
-        grid = create_world(seconds, queue=queue, queue_order=order)
+        grid = create_world(seconds, queue=queue, queue_order=order, plan_after=plan_after)
         users = [grid.sites[name].add_local_user(size) for name, size in SIZES.items()]
         grid.settle()
         grid.submit_together(job_specs)

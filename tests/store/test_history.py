@@ -6,7 +6,7 @@ from itertools import pairwise
 from sqlalchemy import func, select
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, PlannedStart, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Charge, NodeUse
 from koalapy.model.request import FlexibleRequest
@@ -202,3 +202,13 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
         Charge("cyd", 2 * (1e5 - 10), 1e5),
     ]
     assert sorted(stores.history.charges(25.0)) == [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
+
+
+def test_planned_starts_are_the_newest_that_have_passed(open_stores: OpenAll) -> None:
+    stores = open_stores()
+    planned = PlannedStart(1.0, 60.0, 120.0, ("north", "south"), True, 9.5)
+    late_by_job = {1: 5.0, 2: -10.0, 3: None, 5: 70.0}
+    jobs = {ident: replace(planned, late=late) for ident, late in late_by_job.items()}
+    write_jobs(stores, *[replace(make_completed_job(n, SPEC, 1.0), planned_start=jobs.get(n)) for n in range(1, 7)])
+    assert [entry.late for entry in stores.history.planned_starts(10)] == [5.0, -10.0, 70.0]
+    assert stores.history.planned_starts(3) == [jobs[2], jobs[5]]

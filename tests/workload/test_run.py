@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.workload.daemon import WorkloadDaemon
 from koalapy.workload.plan import Arrival, Workload
@@ -32,24 +32,24 @@ class MemoryDaemon(WorkloadDaemon):
 
     def _check(self) -> None:
         if self.away(self.now):
-            raise CliError("nobody answers", Exit.UNREACHABLE)
+            raise GridError("nobody answers", Exit.UNREACHABLE)
 
     def submit_job(self, job: Json, key: str) -> Json:
         self._check()
         if key in self.keys:
             return self.fetch_job(self.keys[key])
         if self.limit is not None and len(self.active_states()) >= self.limit:
-            error = CliError("the queue is full", Exit.NOT_ALLOWED)
+            error = GridError("the queue is full", Exit.NOT_ALLOWED)
             error.retry_after = 3.0
             raise error
         if job["command"] == ["wrong"]:
-            raise CliError("it can never run", Exit.USAGE)
+            raise GridError("it can never run", Exit.USAGE)
         ident = self.keys[key] = len(self.jobs) + 1
         self.jobs[ident] = {**job, "id": ident, "submitted": self.now, "lasts": float(job["command"][1])}
         self.submissions.append(round(self.now, 3))
         if self.lose_answer_at is not None and self.now >= self.lose_answer_at:
             self.lose_answer_at = None
-            raise CliError("the answer was lost", Exit.UNREACHABLE)
+            raise GridError("the answer was lost", Exit.UNREACHABLE)
         return self.fetch_job(ident)
 
     def _over(self, job: Json) -> bool:
@@ -275,7 +275,7 @@ def test_run_starts_and_ends_background_load() -> None:
 def test_run_reports_cluster_without_background_load_once() -> None:
     class Grudging(MemoryDaemon):
         def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
-            raise CliError("not here", Exit.NOT_ALLOWED)
+            raise GridError("not here", Exit.NOT_ALLOWED)
 
     report, messages = run_workload(Grudging(), make_workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
     assert [line for line in messages if "background" in line] == ["no background load on north: not here"]
@@ -286,7 +286,7 @@ def test_run_with_rejecting_daemon_reports_known_results() -> None:
     class Closed(MemoryDaemon):
         def active_states(self) -> Mapping[int, str]:
             if self.now > 3:
-                raise CliError("the token is not known", Exit.NOT_ALLOWED)
+                raise GridError("the token is not known", Exit.NOT_ALLOWED)
             return super().active_states()
 
     report, _ = run_workload(Closed(), make_workload((0.0, 1.0), (1.0, 50.0)))

@@ -27,7 +27,18 @@ MEMORY_KILL = re.compile(
     r"^(?:slurmstepd\S*|srun): (?:error: )?.*(?:exceeded .*memory limit|oom[-_ ]kill|out of memory)", re.IGNORECASE
 )
 """A line of Slurm about a step that it killed for its memory. Its job is then often just killed by a signal."""
-ORDER_FIELDS = ("size", "walltime", "stage", "collect", "user", "node_class", "requirement", "lease", "output_limit")
+ORDER_FIELDS = (
+    "size",
+    "walltime",
+    "stage",
+    "collect",
+    "user",
+    "node_class",
+    "requirement",
+    "reservation",
+    "lease",
+    "output_limit",
+)
 """Fields of a component that its journal records when it is submitted."""
 END_FIELDS = {"exit_code", "error", "infrastructure", "refused", "refused_sizes", "exceeded", "relay_lost"}
 """Fields of a component that its journal records when it has ended."""
@@ -108,6 +119,8 @@ class Component:
     """Seconds of the daemon's silence after which it ends; None for no limit."""
     requirement: NodeRequirement | None = None
     """What each of its nodes must have, and the account to charge."""
+    reservation: str = ""
+    """The reservation that has its nodes; empty for none."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
     """When the resource manager accepted its job (monotonic); earlier snapshots say nothing about it."""

@@ -26,10 +26,11 @@ from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
+from koalapy.agent.core.reservations import Reservations
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error
 from koalapy.agent.login import LoginServer
-from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import RESERVATION_NAME, Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
@@ -110,6 +111,7 @@ class Agent:
         background = Background(
             lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
         )
+        reservations = Reservations(lrm, self._monitor, self._accounts, clock)
         handlers: dict[str, Handler] = {
             "stat": exports.replicas.stat_replica,
             "export": exports.export_replica,
@@ -117,6 +119,9 @@ class Agent:
             "background": background.start_job,
             "background-stop": background.stop_jobs,
             "nodes": self._list_nodes,
+            "reserve": reservations.reserve_nodes,
+            "unreserve": reservations.release_reservation,
+            "reservations": reservations.list_reservations,
         }
         self._questions = Questions(self._uplink, handlers, clock)
         self._files = ComponentFiles(
@@ -284,6 +289,7 @@ class Agent:
             accepts_scripts=bool(self._settings.accepts_scripts),
             container_runtime=self._settings.environment.get("KOALA_CONTAINER_RUNTIME", ""),
             joins_opens=True,
+            reserves=True,
             known=self._daemons.known_daemons(),
         )
 
@@ -312,6 +318,7 @@ class Agent:
             user=component.user,
             node_class=component.node_class,
             requirement=component.requirement or NO_REQUIREMENT,
+            reservation=component.reservation,
             secrets=self._secrets.hex_secrets(component.name, component.size),
         )
 
@@ -507,6 +514,8 @@ class Agent:
         if component_before is not None:
             self._reporter.republish_status(component_before)
             return ""
+        if message.reservation and not RESERVATION_NAME.fullmatch(message.reservation):
+            return f"{message.reservation[:60]!r} is not a valid name of a reservation"
         component = self._new_component(
             message.token,
             size=message.size,
@@ -516,6 +525,7 @@ class Agent:
             user=self._accounts.account_for(message.local_user),
             node_class=message.node_class,
             requirement=message.requirement,
+            reservation=message.reservation,
             lease=message.lease,
         )
         component.fetched = not component.user

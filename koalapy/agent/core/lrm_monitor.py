@@ -201,9 +201,9 @@ class LrmMonitor:
         calls = replace(
             calls, count=calls.count + 1, seconds=calls.seconds + seconds, largest=max(calls.largest, seconds)
         )
-        # A rejection of the job itself, or because of a limit, is an answer.
-        is_job_rejected = isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
-        if error is not None and not (operation is LrmOperation.SUBMIT and is_job_rejected):
+        # A rejection of the job or reservation itself, or because of a limit, is an answer.
+        is_rejected = isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
+        if error is not None and not (operation in (LrmOperation.SUBMIT, LrmOperation.RESERVE) and is_rejected):
             calls = replace(calls, failures=calls.failures + 1, last_error=error.message)
             tally.failed_at = now
         tally.calls = calls

@@ -1,6 +1,7 @@
 """The interface of local resource managers (LRMs), and the features of each kind."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.reports import ListedNode, NodeClassReport
@@ -16,6 +18,8 @@ SUSPENDED_TEXT = "suspended by {}"
 """The reason of a job that the resource manager has suspended."""
 JOB_PREFIX = "koala-"
 """Prefix of the names of grid jobs in every resource manager."""
+RESERVATION_NAME = re.compile(rf"{JOB_PREFIX}[0-9a-f]{{12}}-[0-9]{{1,9}}", re.ASCII)
+"""Names of the daemon's reservations in every resource manager. They are safe on a command line."""
 Fault = Literal["job", "unsuitable", "limit", "site", "unknown"]
 """The cause of a rejection by a resource manager.
 
@@ -180,6 +184,21 @@ class LrmSubmission:
     """The class of its nodes, by its name in snapshots; empty: any."""
     requirement: NodeRequirement = NO_REQUIREMENT
     """What each node must have, and the account to charge."""
+    reservation: str = ""
+    """The name of the reservation with its nodes; empty: it gets none that are reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationOrder:
+    """Whole nodes to reserve for jobs of some accounts; times in seconds since the epoch."""
+
+    name: str
+    """Matches ``RESERVATION_NAME``. No other order ever has it."""
+    nodes: int
+    begins: float
+    ends: float
+    accounts: Sequence[str]
+    """The accounts of jobs that may use them; an empty one is the agent's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +240,25 @@ class Lrm(Protocol):
 
         ``by_force``: use a stronger command, for a job that is still there after an earlier cancellation.
         """
+
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        """Reserve nodes and return their names. If the reservation exists, change nothing and return those it has."""
+        raise SiteRejected(
+            f"a cluster driven by {self.product} cannot reserve nodes",
+            hint="leave the cluster out",
+            fault=SiteFault.SITE,
+        )
+
+    async def release_reservation(self, name: str) -> None:
+        """End a reservation; none of that name is not an error. No job ends by this.
+
+        Raise ``SiteUnavailable`` if jobs use it, and the resource manager would end them or does not permit it.
+        """
+        return
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        """Return the names of the present and coming reservations that begin with ``prefix``."""
+        return ()
 
     async def take_snapshot(self) -> LrmSnapshot:
         """Query node counts and grid jobs."""

@@ -185,18 +185,29 @@ _CHOICES: Mapping[str, re.Pattern[str]] = {
 """Phrases by the field of the job that they concern, if the job sets that field."""
 
 
-def blame_requirement(error: SiteRejected, requirement: NodeRequirement) -> SiteRejected:
+RESERVATION_HINT = "the site has removed the reservation, or it is over: make another one, or submit without it"
+
+
+def blame_choice(error: SiteRejected, requirement: NodeRequirement, reservation: str) -> SiteRejected:
     """Return a rejection for a choice of the job as unsuitable for this cluster, and any other one unchanged.
 
     Without a choice of the job, the same text concerns the options of all jobs.
     """
     text = _POLICY.sub("", error.message)
+    if reservation and re.search(r"\breservation\b", text, re.IGNORECASE):
+        return reservation_rejection(error.message, reservation)
     for field, phrases in _CHOICES.items():
         if (value := getattr(requirement, field)) and phrases.search(text):
             hint = f"correct {field}, or exclude the cluster"
             value = str(value) if field == "gpus" else value
             return SiteRejected(error.message, field=field, value=value, hint=hint, fault=SiteFault.UNSUITABLE)
     return error
+
+
+def reservation_rejection(message: str, reservation: str) -> SiteRejected:
+    """Return the rejection of a job because of its reservation."""
+    fault = SiteFault.UNSUITABLE
+    return SiteRejected(message, field="reservation", value=reservation, hint=RESERVATION_HINT, fault=fault)
 
 
 def reject_charges(requirement: NodeRequirement, allowed: Mapping[str, Sequence[str]], *, is_mapped: bool) -> None:

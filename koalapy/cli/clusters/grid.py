@@ -10,10 +10,11 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, ReasonPrompt, Watch, print_answer, refuse_together
 from koalapy.cli.terminal.screen import waiting_for, watch_page
-from koalapy.cli.terminal.tables import format_moment, seconds_since
+from koalapy.cli.terminal.tables import format_moment
 from koalapy.client.client import Client, JobListing, in_path, nodes_of
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.tables import Columns, seconds_since
 from koalapy.model.alert import AlertKind
 from koalapy.model.wording import format_duration, format_nodes
 
@@ -92,7 +93,7 @@ def list_nodes(name: Name, state: States = None, as_json: AsJson = False, daemon
     print_answer(daemon.client().nodes(name, state or ()), as_json, _format_nodes)
 
 
-NODES: tables.Columns = {
+NODES: Columns = {
     "NODE": itemgetter("name"),
     "STATE": itemgetter("state"),
     "JOB": lambda node: node["job"] or "-",
@@ -218,7 +219,7 @@ def declare_lost(
 
 
 def _confirm_lost(name: str) -> None:
-    """Ask the operator to type the cluster's name. Raise ``CliError`` for another answer."""
+    """Ask the operator to type the cluster's name. Raise ``GridError`` for another answer."""
     print(
         f"Every job that runs on {name} will be started again elsewhere, at once. A program that still runs there then "
         f"runs twice.\nGo on only if nothing runs there: its nodes are off, or its resource manager has ended all jobs "
@@ -226,14 +227,14 @@ def _confirm_lost(name: str) -> None:
         file=sys.stderr,
     )
     if not sys.stdin.isatty():
-        raise CliError(
+        raise GridError(
             f"declaring cluster {name} lost needs a confirmation, and there is no terminal to ask on",
             Exit.USAGE,
             f"add --yes if nothing runs on {name} any more",
         )
     print(f"Type {name} to confirm: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != name:
-        raise CliError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to confirm")
+        raise GridError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to confirm")
 
 
 clusters_group = Group(

@@ -11,11 +11,12 @@ from typing import Annotated
 from koalapy.cli.jobs.waiting import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
-from koalapy.cli.terminal.tables import Columns, format_columns
+from koalapy.cli.terminal.tables import format_columns
 from koalapy.cli.terminal.text import align_left, cell_len, terminal_size
 from koalapy.client.client import Absence, Client, in_path
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.tables import Columns
 from koalapy.model.wording import format_duration, format_three_digits, format_time
 
 UNMEASURED = "–"
@@ -181,7 +182,7 @@ def measure_links(
     try:
         results = _follow_measurements(client, started, deadline, quiet=as_json)
     except KeyboardInterrupt:
-        raise CliError("the measurements continue", Exit.INTERRUPTED, "see koala network") from None
+        raise GridError("the measurements continue", Exit.INTERRUPTED, "see koala network") from None
     if as_json:
         show_json({"since": started["since"], "links": results})
     if any(link["result"] is None or link["result"]["error"] for link in results if not link["reason"]):
@@ -215,12 +216,12 @@ def _follow_measurements(client: Client, started: Json, deadline: float | None, 
                 return results
             if deadline is not None and time.monotonic() >= deadline:
                 unmeasured = ", ".join(_link_name(link) for link in waiting.values())
-                raise CliError(
+                raise GridError(
                     f"timeout: not measured: {unmeasured}", Exit.TIMEOUT, "the measurements continue; see koala network"
                 )
             measured = [link["under_way"] for link in links if (link["one"], link["other"]) in waiting]
             if job := next((each["job"] for each in measured if each and each["job"]), None):
-                with suppress(CliError):  # the daemon is away, or the job was removed
+                with suppress(GridError):  # the daemon is away, or the job was removed
                     reporter.update(client.job(job), is_reported=False)
             client.timeouts.sleep(POLL_INTERVAL_S)
 
@@ -232,7 +233,7 @@ def _request_links(client: Client) -> list[Json]:
         try:
             links: list[Json] = client.get("/api/v1/network")["links"]
             return links
-        except CliError as error:
+        except GridError as error:
             absence.tolerate(error)
             client.timeouts.sleep(POLL_INTERVAL_S)
 

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from koalapy.cli.terminal import tables
 from koalapy.client.client import FINAL, Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
+from koalapy.client.tables import seconds_since
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
@@ -30,7 +31,7 @@ T = TypeVar("T")
 def run_demo(keep: bool) -> int:
     """Run the demonstration; return 0 if the program has verified its result."""
     if os.environ.get("KOALA_CONFIG"):
-        raise CliError("KOALA_CONFIG is set, but the demo starts its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
+        raise GridError("KOALA_CONFIG is set, but the demo starts its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -87,7 +88,7 @@ def _run_daemon(directory: Path, keep: bool) -> Iterator[str]:
         announcement = daemon.stdout.readline().split()
         if announcement[:2] != ["koala", "serves"]:
             log_lines = (directory / "daemon.log").read_text().strip().splitlines()
-            raise CliError(
+            raise GridError(
                 f"the daemon did not start: {log_lines[-1] if log_lines else 'it printed nothing'}", Exit.FAILED
             )
         _print_line(
@@ -118,14 +119,14 @@ def _end_processes(daemon: "subprocess.Popen[str]", directory: Path) -> None:
 
 
 def _poll_until(look: Callable[[], T | None], goal: str) -> T:
-    """Call ``look`` until it returns a result, and return that. Raise ``CliError`` after ``STEP_TIMEOUT`` seconds.
+    """Call ``look`` until it returns a result, and return that. Raise ``GridError`` after ``STEP_TIMEOUT`` seconds.
 
     ``goal``: what is waited for, as text for the error.
     """
     end = time.monotonic() + STEP_TIMEOUT
     while (result := look()) is None:
         if time.monotonic() > end:
-            raise CliError(f"the demo waited {STEP_TIMEOUT:g} s in vain for: {goal}", Exit.TIMEOUT)
+            raise GridError(f"the demo waited {STEP_TIMEOUT:g} s in vain for: {goal}", Exit.TIMEOUT)
         time.sleep(0.05)
     return result
 
@@ -141,9 +142,9 @@ def _show_grid(client: Client) -> None:
 
     try:
         _poll_until(has_idle_clusters, "idle clusters")
-    except CliError as error:
+    except GridError as error:
         states = [f"{c['name']} is {c['state']} with {c['idle']} of {c['total']} nodes idle" for c in clusters]
-        raise CliError(f"{error.message}; {'; '.join(states)}", error.code) from None
+        raise GridError(f"{error.message}; {'; '.join(states)}", error.code) from None
     _print_heading("Two clusters, each with its own resource manager:")
     _print_line(tables.clusters_table(clusters))
 
@@ -166,11 +167,11 @@ def _run_job(client: Client) -> Json:
         nonlocal printed_count
         now = client.job(job["id"])
         for entry in now["timeline"][printed_count:]:
-            elapsed = tables.seconds_since(now["submitted_at"], entry["at"])
+            elapsed = seconds_since(now["submitted_at"], entry["at"])
             _print_line(f"  {elapsed:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
         printed_count = len(now["timeline"])
         if now["restarts"] > 1:
-            raise CliError(f"the job failed repeatedly: {now['reason']}", Exit.FAILED)
+            raise GridError(f"the job failed repeatedly: {now['reason']}", Exit.FAILED)
         return now if now["state"] in FINAL else None
 
     return _poll_until(get_ended_job, "the job to be over")
@@ -193,7 +194,7 @@ def _check_nothing_is_left(directory: Path) -> None:
     while remaining := _processes_of(directory):
         if time.monotonic() > end:
             pids = ", ".join(str(pid) for pid in remaining)
-            raise CliError(
+            raise GridError(
                 f"processes {pids} have not ended within {END_TIMEOUT:g} s",
                 Exit.FAILED,
                 f"end them with kill, then remove {directory}",

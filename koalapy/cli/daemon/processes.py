@@ -11,7 +11,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DAEMON, Daemon
 from koalapy.client.access import DEFAULT_URL, check_showable
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.system.local_token import register_start
 from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
@@ -58,7 +58,7 @@ def start_daemon(
     """Run the daemon; without a configuration with the embedded clusters north and south of 4 nodes each."""
     directory = data_dir.expanduser()
     if not host:
-        raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
+        raise GridError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     scrub_environment()
     with ExitStack() as start:
         start.enter_context(register_start(port))  # before the imports, which take seconds on a busy machine
@@ -133,7 +133,7 @@ def local_run(
     answer = daemon.client().cluster(cluster)
     directory = answer["details"].get("directory")
     if directory is None:
-        raise CliError(f"cluster {cluster} is not embedded", Exit.USAGE, "use its own sbatch or qsub")
+        raise GridError(f"cluster {cluster} is not embedded", Exit.USAGE, "use its own sbatch or qsub")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     local = LocalCluster(Path(directory), cluster, answer["total"])
     return run_as_local_user(local, nodes, command, user or getpass.getuser(), environment, Path.cwd())

@@ -16,7 +16,7 @@ from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.client.client import MAX_PAGE_SIZE, Client
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
 from koalapy.model.times import PAST_TIME_EXAMPLES
 
@@ -44,9 +44,9 @@ def audit_log(
     if verify:
         return _verify_log(daemon.client(), known_head)
     if known_head is not None:
-        raise CliError("--known-head needs --verify", Exit.USAGE, "add --verify")
+        raise GridError("--known-head needs --verify", Exit.USAGE, "add --verify")
     if follow and until != "now":
-        raise CliError("--follow and --until cannot be given together", Exit.USAGE, "choose one of them")
+        raise GridError("--follow and --until cannot be given together", Exit.USAGE, "choose one of them")
     client, last_id = daemon.client(), 0
     query: Json = {
         "since": since,
@@ -96,7 +96,7 @@ def _parse_known_head(known_head: str) -> Json:
     number, separator, hashed = known_head.partition(":")
     if not (separator and number.isascii() and number.isdigit() and int(number)):
         hint = "give ID:HASH from an earlier --verify or from the daemon's log (audit-head)"
-        raise CliError(f"--known-head is {known_head!r}, which is not ID:HASH", Exit.USAGE, hint)
+        raise GridError(f"--known-head is {known_head!r}, which is not ID:HASH", Exit.USAGE, hint)
     return {"after": int(number), "after_hash": hashed}
 
 
@@ -126,7 +126,7 @@ def export_record(
         ProgramOutput().write_all(pieces)
         return
     if not output.name or output.is_dir():
-        raise CliError(f"{output} is a folder", Exit.USAGE, "give a file: --output day.gz")
+        raise GridError(f"{output} is a folder", Exit.USAGE, "give a file: --output day.gz")
     # Write to a pipe, a terminal or the target of a link in place; replace only regular files.
     is_new = not output.is_symlink() and (output.is_file() or not output.exists())
     incoming = output.with_name(f".{output.name}.incoming") if is_new else output
@@ -141,7 +141,7 @@ def export_record(
         if is_new:
             incoming.rename(output)
     except OSError as error:
-        raise CliError(f"cannot write {output}: {error.strerror or error}", Exit.FAILED) from error
+        raise GridError(f"cannot write {output}: {error.strerror or error}", Exit.FAILED) from error
     finally:
         if is_new:
             incoming.unlink(missing_ok=True)
@@ -190,10 +190,10 @@ def replay_export(
     if any(run["divergence"] for run in runs):
         versions = sorted({run["version"] for run in runs} - {__version__})
         hint = f"it was written by version {', '.join(versions)}; this is {__version__}" if versions else ""
-        raise CliError("the replay differs from the record", Exit.FAILED, hint)
+        raise GridError("the replay differs from the record", Exit.FAILED, hint)
     if lost:
         hint = "restore the missing files of the record from a backup, or remove the damaged ones"
-        raise CliError(printable(f"the record is incomplete: {'; '.join(lost)}"), Exit.FAILED, hint)
+        raise GridError(printable(f"the record is incomplete: {'; '.join(lost)}"), Exit.FAILED, hint)
     return Exit.OK
 
 

@@ -7,10 +7,10 @@ from koalapy.cli.jobs.explain import format_explanation
 from koalapy.cli.jobs.jobs import find_job
 from koalapy.cli.jobs.submission import JOB_OPTIONS, RequestOptions, change_of, in_terms_of_options, read_options
 from koalapy.cli.terminal.arguments import Argument, Option, Options
-from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, OwnersWhy, ReasonPrompt, print_answer
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.job_reference import JobReference
 from koalapy.model.job_spec import CHANGEABLE_FIELDS
 
 CHANGE_OPTIONS = {name: option for name, option in JOB_OPTIONS.items() if name in CHANGEABLE_FIELDS}
@@ -37,7 +37,7 @@ def change_job(
     for it, and is tried at once. Of an array, the tasks that were not started change.
     """
     if (job is None) is not last:
-        raise CliError("give either the id of the job to change or --last", Exit.USAGE)
+        raise GridError("give either the id of the job to change or --last", Exit.USAGE)
     options = read_options(changes)
     change = change_of(request, options, reset or [])
     client = daemon.client()
@@ -48,7 +48,7 @@ def change_job(
             print_answer(explanation, as_json, lambda answer: format_explanation({**answer, "job": None}))
             return
         answer = ReasonPrompt(client, reason).send(partial(client.change_job, number), change)
-    except CliError as error:
+    except GridError as error:
         raise in_terms_of_options(error, {"request": {"type": ""}, **change}, {**options, **change}) from error
     is_waiting = answer["state"] == "queued" and answer["reason"]
     outcome = f", and waits: {answer['reason']}" if is_waiting else f": {answer['state']}"

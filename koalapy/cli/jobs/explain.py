@@ -11,8 +11,9 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, printable
+from koalapy.client.errors import GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.tables import explain_headline
 from koalapy.model.command_line import command_for
 from koalapy.model.wording import format_days, format_duration
 
@@ -127,7 +128,7 @@ def dry_run(client: Client, body: Json, options: Json, lines: ScriptLines = NO_L
     """Print how a job would be handled, without submitting it."""
     try:
         explanation = client.post("/api/v1/explain", body)
-    except CliError as error:
+    except GridError as error:
         raise in_terms_of_options(error, body, options, lines) from error
     explanation["expected"] = _request_forecast(client, body)
     print_answer(explanation, as_json, format_explanation)
@@ -138,21 +139,14 @@ def _request_forecast(client: Client, body: Json) -> Json:
     try:
         with waiting_for("simulates"):
             return client.post("/api/v1/forecast", body)
-    except CliError as error:
+    except GridError as error:
         unknown = dict.fromkeys(("starts", "ends", "not_run"))
         return {"at_once": False, **unknown, "basis": "", "why": error.message}
 
 
 def format_explanation(explanation: Json) -> str:
     """Format an explanation: the binding reason, the clusters, the queue, the smallest change and the history."""
-    job, headline = explanation["job"], explanation["headline"]
-    if job is None:
-        headline = headline if explanation["state"] == "placed" else f"would wait: {headline}"
-    elif explanation["state"] == "queued":
-        headline = f"job {job} {headline if headline.startswith('waits ') else f'waits: {headline}'}"
-    else:
-        headline = f"job {job}: {headline}"
-    parts = [printable(headline)]
+    parts = [printable(explain_headline(explanation))]
     if explanation["clusters"]:
         parts.append(_clusters_table(explanation["clusters"]))
     facts = _list_facts(explanation)

@@ -13,10 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.terminal.tables import Columns, format_columns, format_listed_count, format_moment
+from koalapy.cli.terminal.tables import format_columns, format_listed_count, format_moment
 from koalapy.client.client import MAX_PAGE_SIZE, Client
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.tables import Columns
 from koalapy.model.array import format_task
 from koalapy.model.history import HistorySort, Kind, Step
 from koalapy.model.job_state import FINAL_STATES, JobState
@@ -71,11 +72,11 @@ def show_history(
     MEMORY: largest memory of the program on one node. A dash means unknown; ? means that only some nodes reported it.
     """
     if everyone and user:
-        raise CliError("--all and --user cannot be given together", Exit.USAGE, "drop one")
+        raise GridError("--all and --user cannot be given together", Exit.USAGE, "drop one")
     for one in state or ():
         if one not in FINAL_STATES:
             hint = f"koala queue --state {one} lists these"
-            raise CliError(f"--state is {one}, and the history has only jobs that ended", Exit.USAGE, hint)
+            raise GridError(f"--state is {one}, and the history has only jobs that ended", Exit.USAGE, hint)
     client = daemon.client()
     mine = True if not user and not everyone else None
     query: Json = {"since": since, "until": until, "mine": mine, "owner": user, "name": name, "cluster": cluster}

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Option
-from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import (
     DAEMON,
     AsJson,
@@ -21,8 +20,9 @@ from koalapy.cli.terminal.options import (
     show_json,
 )
 from koalapy.client.client import FINAL, Client, problem_to_error
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.job_reference import JobReference
 from koalapy.model.job_state import ACTIVE_STATES, WAITING_STATES, JobState, Priority
 
 MAX_SELECTED = 1_000_000
@@ -65,10 +65,10 @@ NO_SELECTION = Selection()
 
 
 def find_last_job(client: Client) -> int:
-    """Return the newest job of the user. Raise ``CliError`` if there is none."""
+    """Return the newest job of the user. Raise ``GridError`` if there is none."""
     jobs = client.list_jobs(1, mine=True).jobs
     if not jobs:
-        raise CliError("you have no jobs", Exit.NOT_FOUND, "submit one with koala submit, or give a job's id")
+        raise GridError("you have no jobs", Exit.NOT_FOUND, "submit one with koala submit, or give a job's id")
     return int(jobs[0]["id"])
 
 
@@ -77,15 +77,20 @@ def find_job(client: Client, job: JobReference | None) -> int:
     return find_last_job(client) if job is None else job.find_number(client)
 
 
+def find_jobs(client: Client, jobs: list[JobReference] | None) -> list[int]:
+    """Return the numbers of jobs and tasks; without any, that of the user's newest job."""
+    return [number for job in jobs for number in job.find_numbers(client)] if jobs else [find_last_job(client)]
+
+
 def select_jobs(client: Client, action: str, ids: list[int] | None, selection: Selection) -> list[int]:
     """Return the ids of the jobs for an action, which the command line gives or selects.
 
-    Raise ``CliError`` if none is selected.
+    Raise ``GridError`` if none is selected.
     """
     filters = selection.filters
     given_options = [*(["JOB"] if ids else []), *(["--last"] if selection.last else []), *filters[:1]]
     if len(given_options) > 1:
-        raise CliError(
+        raise GridError(
             f"{given_options[1].split()[0]} and {given_options[0]} cannot be given together", Exit.USAGE, "drop one"
         )
     if ids:
@@ -94,11 +99,11 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
         return [find_last_job(client)]
     if not filters:
         hint = "give ids, --last, or a selection such as --mine, --name 'study-*' or --state queued"
-        raise CliError(f"koala {action} is given no job", Exit.USAGE, hint)
+        raise GridError(f"koala {action} is given no job", Exit.USAGE, hint)
     jobs = _list_matching(client, action, selection)
     if not jobs:
         kind = "unfinished job" if action == "wait" else f"job that koala {action} can change"
-        raise CliError(f"no {kind} matches {' '.join(filters)}", Exit.NOT_FOUND)
+        raise GridError(f"no {kind} matches {' '.join(filters)}", Exit.NOT_FOUND)
     return [job["id"] for job in jobs]
 
 
@@ -115,7 +120,7 @@ def _list_matching(client: Client, action: str, selection: Selection) -> list[Js
 
 
 def _parse_states(action: str, text: str | None) -> Collection[str]:
-    """Return the states of an option ``--state a,b``. Raise ``CliError`` for a state that the action cannot change."""
+    """Return the states of an option ``--state a,b``. Raise ``GridError`` for a state that the action cannot change."""
     possible = sorted(str(state) for state in STATES[action])
     if text is None:
         return possible
@@ -123,7 +128,7 @@ def _parse_states(action: str, text: str | None) -> Collection[str]:
     for state in states:
         if state not in possible:
             problem = f"--state is {text}, and koala {action} cannot change jobs in state {state!r}"
-            raise CliError(problem, Exit.USAGE, f"use {', '.join(possible)}")
+            raise GridError(problem, Exit.USAGE, f"use {', '.join(possible)}")
     return states
 
 
@@ -148,10 +153,10 @@ def print_dry_run(action: str, ids: Sequence[int | str], *, as_json: bool) -> No
 
 
 def confirm_cancel(description: str) -> None:
-    """Ask on the terminal whether to cancel jobs. Raise ``CliError`` unless the answer is yes."""
+    """Ask on the terminal whether to cancel jobs. Raise ``GridError`` unless the answer is yes."""
     print(f"{printable(f'cancel {description}?')} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CliError("nothing was cancelled", Exit.USAGE, "answer y, or give the ids of jobs")
+        raise GridError("nothing was cancelled", Exit.USAGE, "answer y, or give the ids of jobs")
 
 
 QueuedJobs = Annotated[list[JobReference] | None, Argument(help="ids of jobs", completes="queued jobs")]
@@ -205,7 +210,7 @@ def _cancel_tasks(post: Callable[[str, Json], Json], parts: Iterable[JobReferenc
         result = {"job": part.job, "tasks": str(part.tasks), "state": None, "problem": None}
         try:
             answer = post(f"/api/v1/jobs/{part.job}/cancel", {**order, "tasks": str(part.tasks)})
-        except CliError as error:
+        except GridError as error:
             if not error.status:
                 raise
             problem = {"status": error.status, "code": error.problem, "detail": error.message, "hint": error.hint}
@@ -260,7 +265,7 @@ def _act(
     for job in jobs or ():
         if job.tasks is not None:
             hint = " ".join(["koala", action, *map(str, order.values()), str(job.job)])
-            raise CliError(f"{job} is a part of an array, and {action} acts on whole arrays", Exit.USAGE, hint)
+            raise GridError(f"{job} is a part of an array, and {action} acts on whole arrays", Exit.USAGE, hint)
     chosen = select_jobs(client, action, [job.job for job in jobs or ()], selection)
     if selection.dry_run:
         print_dry_run(action, chosen, as_json=as_json)

@@ -4,15 +4,23 @@ import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from operator import itemgetter
 from typing import Annotated, NoReturn
 
+from koalapy.cli.jobs.jobs import describe_jobs, find_jobs
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Watch, refuse_together, show_json
 from koalapy.client.client import Client, JobListing
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
+from koalapy.client.http import Json
+from koalapy.client.job_reference import JobReference
+from koalapy.client.tables import format_tasks
 from koalapy.model.job_state import JobSort, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
+
+MAX_IDS = 500
+"""Jobs that one request lists by their ids."""
 
 
 class Format(StrEnum):
@@ -23,6 +31,7 @@ class Format(StrEnum):
 
 
 def list_jobs(
+    jobs: Jobs = None,
     everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
     user: Annotated[
         str | None, Option("-u", "--user", help="jobs of this user; default: you", completes="users")
@@ -53,6 +62,10 @@ def list_jobs(
     refuse_together(all=everyone, user=bool(user))
     is_json = as_json or form is Format.JSON
     refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
+    choices = (everyone, user, state, name, cluster, home_site, tasks, since, until, sort)
+    if jobs and any(choice not in (None, False, "") for choice in choices):
+        message = "ids of jobs and options that select or sort jobs cannot be given together"
+        raise GridError(message, Exit.USAGE, "drop one")
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site, "array": tasks}
     query |= {"since": since, "until": until}
@@ -60,7 +73,9 @@ def list_jobs(
     client = daemon.client()
 
     def request_jobs(client: Client) -> JobListing:
-        """Request the jobs that the options select. Raise ``CliError`` if none is found and the cluster is unknown."""
+        """Request the jobs that the options select. Raise ``GridError`` if none is found and the cluster is unknown."""
+        if jobs:
+            return _request_by_id(client, jobs)
         listing = client.list_jobs(limit, state=state, active=not state, sort=order, count=True, **query)
         for cluster_name in (cluster, home_site):
             if not listing.jobs and cluster_name:
@@ -77,31 +92,41 @@ def list_jobs(
     if watch:
         _watch_jobs(client, request_jobs, form, nothing, json=is_json, quiet=quiet)
     listing = request_jobs(client)
-    jobs = listing.jobs
     if is_json:
-        show_json({"jobs": jobs})
+        show_json({"jobs": listing.jobs})
     elif form is Format.NDJSON:
-        for job in jobs:
+        for job in listing.jobs:
             print(json.dumps(job))
     elif quiet:
-        for job in jobs:
+        for job in listing.jobs:
             print(job["id"])
     else:
-        print(tables.queue_table(jobs, wide=form is Format.WIDE))
-        if not jobs:
+        print(tables.queue_table(listing.jobs, wide=form is Format.WIDE))
+        if not listing.jobs:
             print(f"koala: {_describe_no_tasks(client, tasks, state) if tasks else nothing}", file=sys.stderr)
     if listing.has_more:
         print(f"koala: {_describe_cut(listing)}", file=sys.stderr)
 
 
+def _request_by_id(client: Client, jobs: list[JobReference]) -> JobListing:
+    """Return jobs and started tasks, newest first. Raise ``GridError`` if one is missing."""
+    numbers, found = list(dict.fromkeys(find_jobs(client, jobs))), list[Json]()
+    for start in range(0, len(numbers), MAX_IDS):
+        ids = numbers[start : start + MAX_IDS]
+        found += client.list_jobs(len(ids), ids=ids).jobs
+    if missing := sorted(set(numbers) - {job["id"] for job in found}):
+        raise GridError(f"there is no started {describe_jobs(missing)}", Exit.NOT_FOUND, "see koala show")
+    return JobListing(sorted(found, key=itemgetter("id"), reverse=True), has_more=False)
+
+
 def _describe_no_tasks(client: Client, array: int, states: list[JobState] | None) -> str:
-    """Return how many tasks an array has by state, since none is listed. Raise ``CliError`` if it is no array."""
+    """Return how many tasks an array has by state, since none is listed. Raise ``GridError`` if it is no array."""
     tasks = client.job(array)["tasks"]
     if tasks is None:
-        raise CliError(f"job {array} is not an array", Exit.USAGE, f"see koala show {array}")
+        raise GridError(f"job {array} is not an array", Exit.USAGE, f"see koala show {array}")
     if tasks["waiting"] == tasks["size"]:
         return f"no task of array {array} has started; {tasks['waiting']} wait"
-    counts = tables.format_tasks(tasks)
+    counts = format_tasks(tasks)
     if states:
         return f"no started task of array {array} is {' or '.join(states)}; it has {counts}"
     return f"no task of array {array} runs; it has {counts}; --state lists ended tasks, as in --state succeeded"

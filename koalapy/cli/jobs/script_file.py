@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, exported_variables, form_of
 from koalapy.cli.terminal.arguments import Options, click_command
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
 from koalapy.model.command_line import JOB_FIELDS
 from koalapy.model.job_spec import MAX_SCRIPT_BYTES, find_script_error
@@ -58,38 +58,38 @@ class Script:
 
 
 def read_script(path: str) -> Script:
-    """Read a script. Raise ``CliError`` for a file that is none."""
+    """Read a script. Raise ``GridError`` for a file that is none."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_SCRIPT_BYTES + 1)
     except FileNotFoundError as error:
         hint = "give a file that begins with #!, or put -- before a command"
-        raise CliError(f"there is no script {path}", Exit.USAGE, hint) from error
+        raise GridError(f"there is no script {path}", Exit.USAGE, hint) from error
     except IsADirectoryError as error:
         hint = "name a file in it, or put -- before a command"
-        raise CliError(f"{path} is a folder, not a script", Exit.USAGE, hint) from error
+        raise GridError(f"{path} is a folder, not a script", Exit.USAGE, hint) from error
     except OSError as error:
-        raise CliError(f"cannot read the script {path}: {error.strerror}", Exit.USAGE, "make it readable") from error
+        raise GridError(f"cannot read the script {path}: {error.strerror}", Exit.USAGE, "make it readable") from error
     name = Path(path).name
     if len(content) > MAX_SCRIPT_BYTES:
         hint = "put data into files, and send them by --stage; put -- before a command"
-        raise CliError(f"the script {path} is larger than {MAX_SCRIPT_BYTES} bytes", Exit.USAGE, hint)
+        raise GridError(f"the script {path} is larger than {MAX_SCRIPT_BYTES} bytes", Exit.USAGE, hint)
     if b"\0" in content:
         hint = f"put -- before the command: koala submit … -- {path}"
-        raise CliError(f"{path} is a program, not a script", Exit.USAGE, hint)
+        raise GridError(f"{path} is a program, not a script", Exit.USAGE, hint)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         hint = f"convert it, for example by iconv -f latin1 -t utf-8 {path}"
-        raise CliError(f"{path}:{line}: the script is not in UTF-8", Exit.USAGE, hint) from error
+        raise GridError(f"{path}:{line}: the script is not in UTF-8", Exit.USAGE, hint) from error
     if error_and_hint := find_script_error(text):
-        raise CliError(f"the script {path} {error_and_hint[0]}", Exit.USAGE, error_and_hint[1])
+        raise GridError(f"the script {path} {error_and_hint[0]}", Exit.USAGE, error_and_hint[1])
     return Script(name, text)
 
 
 def read_directives(script: Script, refused: frozenset[str]) -> ScriptOptions:
-    """Return the options of a script's ``#KOALA`` lines. Raise ``CliError`` with file and line for a wrong one.
+    """Return the options of a script's ``#KOALA`` lines. Raise ``GridError`` with file and line for a wrong one.
 
     ``refused``: the options of ``koala submit`` that are not the job's.
     """
@@ -101,7 +101,9 @@ def read_directives(script: Script, refused: frozenset[str]) -> ScriptOptions:
             position = f"{script.name}:{number}"
             match = LINE.fullmatch(line)
             if match is None:
-                raise CliError(f"{position}: {line[:60]!r} has no blank after {DIRECTIVE}", Exit.USAGE, "put one there")
+                raise GridError(
+                    f"{position}: {line[:60]!r} has no blank after {DIRECTIVE}", Exit.USAGE, "put one there"
+                )
             words = split_words(match[1] or "", position)
             options = add_words(options, words, position, refused)
     for number in script.lines_with(DIRECTIVE):
@@ -120,22 +122,22 @@ def split_words(text: str, position: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise CliError(f"{position}: {str(error).lower()}", Exit.USAGE, "close the quotes") from error
+        raise GridError(f"{position}: {str(error).lower()}", Exit.USAGE, "close the quotes") from error
 
 
 def add_words(options: ScriptOptions, words: list[str], position: str, refused: frozenset[str]) -> ScriptOptions:
-    """Return the options with those of one line. Raise ``CliError`` for an unknown, wrong or repeated one."""
+    """Return the options with those of one line. Raise ``GridError`` for an unknown, wrong or repeated one."""
     for word in words:
         if (name := word.partition("=")[0]) in refused:
             hint = "give it on the command line"
-            raise CliError(f"{position}: {name} is an option of the command, not of the job", Exit.USAGE, hint)
+            raise GridError(f"{position}: {name} is an option of the command, not of the job", Exit.USAGE, hint)
     values = _parse_words(words, position)
     request, job, lines = asdict(options.request), dict(options.job), dict(options.lines)
     export = values.get("export", options.export)
     for name, value in values.items():
         is_list = isinstance(value, list)
         if name in lines and not is_list:
-            raise CliError(f"{position}: it repeats {lines[name]}", Exit.USAGE, "leave one out")
+            raise GridError(f"{position}: it repeats {lines[name]}", Exit.USAGE, "leave one out")
         lines.setdefault(name, position)
         if name == "export":
             continue
@@ -150,12 +152,12 @@ def _parse_words(words: list[str], position: str) -> Json:
     try:
         context = command.make_context("koala submit", list(words))
     except click.exceptions.Exit as error:
-        raise CliError(f"{position}: --help is no option of a job", Exit.USAGE, "leave it out") from error
-    except CliError as error:
-        raise CliError(f"{position}: {error.message}", error.code, error.hint) from error
+        raise GridError(f"{position}: --help is no option of a job", Exit.USAGE, "leave it out") from error
+    except GridError as error:
+        raise GridError(f"{position}: {error.message}", error.code, error.hint) from error
     except click.UsageError as error:
         message = error.format_message().removesuffix(".")
-        raise CliError(f"{position}: {message}", Exit.USAGE, "see koala submit --help") from error
+        raise GridError(f"{position}: {message}", Exit.USAGE, "see koala submit --help") from error
     values: Json = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in context.params.items()
@@ -167,8 +169,8 @@ def _parse_words(words: list[str], position: str) -> Json:
                 form_of(JOB_FIELDS[name].type).read(value)
             elif name == "export":
                 exported_variables(value)
-        except CliError as error:
-            raise CliError(f"{position}: {error.message}", error.code, error.hint) from error
+        except GridError as error:
+            raise GridError(f"{position}: {error.message}", error.code, error.hint) from error
     return values
 
 

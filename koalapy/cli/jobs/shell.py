@@ -14,12 +14,12 @@ from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.submission import JOB_OPTIONS, read_options
 from koalapy.cli.jobs.submit import submit_with_files
 from koalapy.cli.jobs.waiting import ProgressReporter, end_with, read_changes
-from koalapy.cli.terminal.arguments import Argument, Option, Options, refuse_words_before_dashes
-from koalapy.cli.terminal.job_reference import JobReferenceType
+from koalapy.cli.terminal.arguments import Argument, JobReferenceType, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.client import FINAL, Client
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.submission import build_body
 
 INTERRUPT_INTERVAL_S = 5.0
 """Time after an interrupt in which a second one cancels the job."""
@@ -63,15 +63,15 @@ def run_job(
     try:
         with _interrupt_twice(ident):
             code = end_with(client, submitted, None, as_json=False, show_output=True)
-    except CliError as error:
+    except GridError as error:
         if error.code is Exit.INTERRUPTED:
             _cancel(client, ident, "interrupted")
-            raise CliError(f"job {ident} was cancelled", Exit.INTERRUPTED) from None
+            raise GridError(f"job {ident} was cancelled", Exit.INTERRUPTED) from None
         raise
     finally:
         sender.close()
     if problems:
-        raise CliError(f"job {ident} was cancelled: {problems[0]}", Exit.FAILED, "run it again")
+        raise GridError(f"job {ident} was cancelled: {problems[0]}", Exit.FAILED, "run it again")
     return code
 
 
@@ -104,7 +104,7 @@ def open_shell(
     if not requests_nodes:
         if not command:
             hint = "give the id of a running job, or request nodes: koala shell --flexible 1"
-            raise CliError("no job is given", Exit.USAGE, hint)
+            raise GridError("no job is given", Exit.USAGE, hint)
         job = JobReferenceType().convert(command[0], None, None).find_number(client)
         return _serve_terminal(client, job, command[1:], cluster, node)
     held = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
@@ -130,8 +130,8 @@ def _submit_interactive(
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
     documents = submission.read_job_file(file) if file else [{}]
     if len(documents) > 1:
-        raise CliError(f"{file} has {len(documents)} jobs", Exit.USAGE, "give a file with one job")
-    body = submission.body_of(documents[0], options | {"stage": stage}, environment)
+        raise GridError(f"{file} has {len(documents)} jobs", Exit.USAGE, "give a file with one job")
+    body = build_body(documents[0], options | {"stage": stage}, environment)
     # A program that is started again would miss the input that the first one has read.
     body = {"max_restarts": 0, **body, "interactive": True}
     options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
@@ -151,25 +151,25 @@ def _serve_terminal(client: Client, job: int, command: list[str], cluster: str |
         print(printable(text), file=sys.stderr, flush=True)
     result = RemoteTerminal(stream).run()
     if result.is_lost:
-        raise CliError(f"the connection to the daemon was lost ({result.error})", Exit.UNREACHABLE)
+        raise GridError(f"the connection to the daemon was lost ({result.error})", Exit.UNREACHABLE)
     if result.error:
-        raise CliError(f"the terminal was closed: {result.error}", Exit.FAILED)
+        raise GridError(f"the terminal was closed: {result.error}", Exit.FAILED)
     return result.code or 0
 
 
 def _wait_until_running(client: Client, job: int) -> None:
-    """Wait until a job runs. Raise ``CliError`` if it ends before."""
+    """Wait until a job runs. Raise ``GridError`` if it ends before."""
     for _, present in read_changes(client.stream_events(job, 0)):
         if present["state"] == "running":
             return
         if present["state"] in FINAL:
-            raise CliError(f"job {job} {present['state']}: {present['reason']}", Exit.FAILED)
-    raise CliError(f"the daemon has ended while job {job} waited", Exit.UNREACHABLE, "try again")
+            raise GridError(f"job {job} {present['state']}: {present['reason']}", Exit.FAILED)
+    raise GridError(f"the daemon has ended while job {job} waited", Exit.UNREACHABLE, "try again")
 
 
 def _cancel(client: Client, job: int, reason: str) -> None:
     """Cancel a job, unless it has ended. Without a client it is cancelled later in any case."""
-    with suppress(CliError):
+    with suppress(GridError):
         client.post(f"/api/v1/jobs/{job}/cancel", {"reason": reason})
 
 
@@ -208,9 +208,9 @@ def start_program(
     path = os.environ.get(VARIABLE)
     if not path:
         hint = "write it into a script, and submit that: koala submit job.sh"
-        raise CliError("koala mpirun starts programs inside the script of a job only", Exit.NOT_ALLOWED, hint)
+        raise GridError("koala mpirun starts programs inside the script of a job only", Exit.NOT_ALLOWED, hint)
     try:
         os.execv(path, [path, *(arguments or [])])
     except OSError as error:
         hint = "its nodes are no longer available"
-        raise CliError("the job of this script has ended", Exit.NOT_ALLOWED, hint) from error
+        raise GridError("the job of this script has ended", Exit.NOT_ALLOWED, hint) from error

@@ -7,21 +7,19 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.job_reference import parse_int
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
+from koalapy.client.submission import HINT_MANY_LINES, MAX_REQUEST_SIZE, build_request, inputs_of, with_time_zone
 from koalapy.model.array import TaskIndices
-from koalapy.model.command_line import JOB_FIELDS, REQUEST_OPTIONS, brings_files
+from koalapy.model.command_line import JOB_FIELDS, REQUEST_OPTIONS
 from koalapy.model.dependency import Dependencies, ResultInputs
 from koalapy.model.field import split_annotation
 from koalapy.model.job_spec import (
@@ -36,13 +34,7 @@ from koalapy.model.job_spec import (
 )
 from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
-from koalapy.model.times import parse_time
-from koalapy.model.wording import is_utf8
-
-MAX_REQUEST_SIZE = 1024 * 1024
-"""Bytes of a request that the daemon takes, and so of a job file and of the lines of an array."""
-HINT_MANY_LINES = "give --array 1-N, and let each task read its line of the file"
-INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
+from koalapy.model.wording import is_utf8, parse_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ def environment_of(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals and name not in os.environ:
-            raise CliError(f"--env {name}: this variable is not set", Exit.USAGE, "give --env NAME=VALUE")
+            raise GridError(f"--env {name}: this variable is not set", Exit.USAGE, "give --env NAME=VALUE")
         environment[name] = value if equals else os.environ[name]
     return environment
 
@@ -86,7 +78,7 @@ def exported_variables(text: str | None) -> dict[str, str]:
         return {}
     entries, exported = text.split(","), {}
     if "NONE" in entries:
-        raise CliError(f"--export is {text!r}", Exit.USAGE, "give NONE alone, or the variables to export")
+        raise GridError(f"--export is {text!r}", Exit.USAGE, "give NONE alone, or the variables to export")
     if entries[0] == "ALL":
         del entries[0]
         exported = {name: value for name, value in os.environ.items() if not NOT_EXPORTED.fullmatch(name)}
@@ -95,7 +87,7 @@ def exported_variables(text: str | None) -> dict[str, str]:
         if not name or (not equals and name not in os.environ):
             problem = f"{name!r} is not set" if name else "a name is empty"
             hint = "give NAME=VALUE, and --env NAME=VALUE for a value with commas"
-            raise CliError(f"--export is {text!r}: {problem}", Exit.USAGE, hint)
+            raise GridError(f"--export is {text!r}: {problem}", Exit.USAGE, hint)
         exported[name] = value if equals else os.environ[name]
     return exported
 
@@ -106,7 +98,7 @@ def policy_options_of(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise CliError(
+            raise GridError(
                 f"--policy-option is {pair!r}", Exit.USAGE, "give NAME=VALUE: --policy-option metric=bandwidth"
             )
         options[name] = value
@@ -120,40 +112,8 @@ def coallocation_of(text: str) -> str | int:
     max_clusters = parse_int(text)
     if max_clusters is None:
         hint = "use never, allowed, or the maximum number of clusters"
-        raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
+        raise GridError(f"--coallocation is {text!r}", Exit.USAGE, hint)
     return max_clusters
-
-
-def inputs_of(texts: list[str]) -> list[Json]:
-    """Parse input files: ``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both suffixes."""
-    inputs = []
-    for text in texts:
-        name, properties = text, Json()
-        while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
-            field = "as" if option[1] is not None else "distribution"
-            if field in properties:
-                raise CliError(f"--input {text} sets {field} twice", Exit.USAGE, "drop one")
-            properties[field] = option[0] if option[1] is None else option[1]
-            name = name.rpartition(":")[0]
-        if not name:
-            raise CliError(f"--input is {text!r}", Exit.USAGE, "give a logical name: --input climate/2026.nc")
-        inputs.append({"file": name, **properties})
-    return inputs
-
-
-def with_time_zone(text: str) -> str:
-    """Convert a point in time in this machine's time zone to ISO 8601 with the offset.
-
-    Return a time relative to now unchanged: the daemon adds it to its own clock. Return any other text unchanged, too,
-    since the daemon rejects it.
-    """
-    if text.strip().lower().startswith("now"):
-        return text
-    try:
-        moment = parse_time(text, time.time(), None)
-        return datetime.fromtimestamp(moment).astimezone().isoformat()
-    except (ValueError, OverflowError):
-        return text
 
 
 def clauses_of(texts: list[str]) -> list[str]:
@@ -169,21 +129,21 @@ def split_names(texts: list[str]) -> list[str]:
 def read_lines(name: str) -> list[str]:
     """Read the lines of a file, or of standard input if the name is ``-``.
 
-    Raise ``CliError`` if it has none, or is larger than a request may be.
+    Raise ``GridError`` if it has none, or is larger than a request may be.
     """
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             content = file.read(MAX_REQUEST_SIZE + 1)
         if len(content) > MAX_REQUEST_SIZE:
-            raise CliError(f"--each-line: {name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, HINT_MANY_LINES)
+            raise GridError(f"--each-line: {name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, HINT_MANY_LINES)
         text = content.decode()
     except OSError as error:
-        raise CliError(f"--each-line: cannot read {name}: {error.strerror}", Exit.USAGE, "give a file") from error
+        raise GridError(f"--each-line: cannot read {name}: {error.strerror}", Exit.USAGE, "give a file") from error
     except UnicodeDecodeError as error:
-        raise CliError(f"--each-line: {name} is not text in UTF-8", Exit.USAGE, "convert it") from error
+        raise GridError(f"--each-line: {name} is not text in UTF-8", Exit.USAGE, "convert it") from error
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
     if not lines:
-        raise CliError(f"--each-line: {name} is empty", Exit.USAGE, "give a file with a line for each task")
+        raise GridError(f"--each-line: {name} is empty", Exit.USAGE, "give a file with a line for each task")
     return lines
 
 
@@ -256,7 +216,7 @@ def name_of(file: Path) -> str:
 
 
 def read_job_file(file: Path) -> list[Json]:
-    """Read the fields of each job from a file with one or more documents. Raise ``CliError`` if a document has none."""
+    """Read the fields of each document of a job file. Raise ``GridError`` if a document has none."""
     name = name_of(file)
     documents = [fields for fields in _parse_content(name, _read_content(name, file)) if fields is not None]
     bodies: list[Json] = []
@@ -264,18 +224,18 @@ def read_job_file(file: Path) -> list[Json]:
         source = f"document {number} of {name}" if len(documents) > 1 else name
         if not isinstance(body, dict):
             problem = "contains no job" if body is None else "is not a job: it has no names of fields"
-            raise CliError(f"{source} {problem}", Exit.USAGE, HINT_JOB_FILE)
+            raise GridError(f"{source} {problem}", Exit.USAGE, HINT_JOB_FILE)
         try:
             json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
             hint = "write it as text, in quotes"
-            raise CliError(f"{source} has a value that JSON does not allow: {error}", Exit.USAGE, hint) from error
+            raise GridError(f"{source} has a value that JSON does not allow: {error}", Exit.USAGE, hint) from error
         bodies.append(body)
     return bodies
 
 
 def _read_content(name: str, file: Path) -> bytes:
-    """Read a job file or standard input. Raise ``CliError`` if it is unreadable or too large.
+    """Read a job file or standard input. Raise ``GridError`` if it is unreadable or too large.
 
     ``name``: name of the source in error messages.
     """
@@ -286,15 +246,15 @@ def _read_content(name: str, file: Path) -> bytes:
             with file.open("rb") as opened:
                 content = opened.read(MAX_REQUEST_SIZE + 1)
     except OSError as error:
-        raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
+        raise GridError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
     if len(content) > MAX_REQUEST_SIZE:
         hint = "put large data into files that the job reads"
-        raise CliError(f"{name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, hint)
+        raise GridError(f"{name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, hint)
     return content
 
 
 def _parse_content(name: str, content: bytes) -> list[object]:
-    """Parse the documents of a job file in YAML or JSON. Raise ``CliError`` if it is invalid.
+    """Parse the documents of a job file in YAML or JSON. Raise ``GridError`` if it is invalid.
 
     ``name``: its name in the message.
     """
@@ -307,37 +267,18 @@ def _parse_content(name: str, content: bytes) -> list[object]:
         return load_documents(content.decode("utf-8"), aliases=False)
     except AliasFound as error:
         hint = "write its value instead, or put it in quotes"
-        raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
+        raise GridError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
     except DuplicateKey as error:
-        raise CliError(f"cannot read {name}: {error}", Exit.USAGE) from error
+        raise GridError(f"cannot read {name}: {error}", Exit.USAGE) from error
     except RecursionError as error:
-        raise CliError(f"cannot read {name}: nested too deeply", Exit.USAGE, "use fewer levels") from error
+        raise GridError(f"cannot read {name}: nested too deeply", Exit.USAGE, "use fewer levels") from error
     except (
         ValueError,
         LookupError,
         AttributeError,
         yaml.YAMLError,
     ) as error:  # errors of the YAML reader for invalid numbers and tags
-        raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
-
-
-def _parse_numbers(option: str, text: str) -> list[int]:
-    numbers = [value for part in text.split(",") if (value := parse_int(part)) is not None]
-    if len(numbers) != text.count(",") + 1:
-        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
-    return numbers
-
-
-def _parse_fixed(text: str) -> list[Json]:
-    """Convert text such as ``north:2,south:4`` to components of a request. Raise ``CliError`` if it is invalid."""
-    components = []
-    for part in text.split(","):
-        cluster, colon, size_text = part.rpartition(":")
-        size = parse_int(size_text)
-        if not colon or not cluster or size is None:
-            raise CliError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
-        components.append({"cluster": cluster, "size": size})
-    return components
+        raise GridError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
 
 
 RESETS = {name: option for name, option in REQUEST_OPTIONS.items() if name != "total_size"} | {
@@ -362,22 +303,7 @@ class RequestOptions:
 
 def request_of(options: RequestOptions) -> Json | None:
     """Convert the options to a request; None if no option is given."""
-    kinds = {"--flexible": options.flexible, "--nonfixed": options.nonfixed, "--fixed": options.fixed}
-    chosen = [option for option, value in kinds.items() if value is not None]
-    if len(chosen) > 1:
-        raise CliError(f"{' and '.join(chosen)} cannot be given together", Exit.USAGE, "choose one kind of request")
-    bounds = {"min_component_size": options.min_component, "max_components": options.max_components}
-    bounds_given: Json = {name: value for name, value in bounds.items() if value is not None}
-    if options.split:
-        bounds_given["split_options"] = [_parse_numbers("--split", sizes) for sizes in options.split]
-    if options.flexible is not None:
-        return {"type": "flexible", "total_size": options.flexible, **bounds_given}
-    if bounds_given:
-        message = "--min-component, --max-components and --split are for flexible requests"
-        raise CliError(message, Exit.USAGE, "add --flexible N")
-    if options.nonfixed is not None:
-        return {"type": "nonfixed", "components": [{"size": n} for n in _parse_numbers("--nonfixed", options.nonfixed)]}
-    return {"type": "fixed", "components": _parse_fixed(options.fixed)} if options.fixed is not None else None
+    return build_request(**vars(options))
 
 
 def change_of(request: RequestOptions, options: Json, resets: list[str]) -> Json:
@@ -395,9 +321,9 @@ def change_of(request: RequestOptions, options: Json, resets: list[str]) -> Json
         name = next((name for name, text in RESETS.items() if text == f"--{option.removeprefix('--')}"), None)
         if name is None:
             names = [text.removeprefix("--") for text in RESETS.values()]
-            raise CliError(f"--reset is {option!r}", Exit.USAGE, f"give one of {', '.join(names)}")
+            raise GridError(f"--reset is {option!r}", Exit.USAGE, f"give one of {', '.join(names)}")
         if (name in REQUEST_OPTIONS and name in changed_request) or name in change:
-            raise CliError(f"{RESETS[name]} and --reset {option} cannot be given together", Exit.USAGE, "drop one")
+            raise GridError(f"{RESETS[name]} and --reset {option} cannot be given together", Exit.USAGE, "drop one")
         (changed_request if name in REQUEST_OPTIONS else change)[name] = None
     return change | ({"request": changed_request} if changed_request else {})
 
@@ -408,67 +334,16 @@ def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> li
     if option_paths or file_paths is None:
         return option_paths
     if not isinstance(file_paths, list) or not all(isinstance(path, str) for path in file_paths):
-        raise CliError("stage in the job file is not a list of paths", Exit.USAGE, "give files and folders")
+        raise GridError("stage in the job file is not a list of paths", Exit.USAGE, "give files and folders")
     return [str((file or Path()).parent / path) for path in file_paths]
 
 
-def body_of(fields: Json, options: Json, environment: dict[str, str]) -> Json:
-    """Return the request body for a job: the fields of a job file, overridden by the options."""
-    body = dict(fields)
-    for name, description in JOB_FIELDS.items():
-        if description.type == PointInTime and isinstance(body.get(name), str):
-            body[name] = with_time_zone(body[name])
-    if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
-        options = options | {"workdir": os.path.abspath(workdir)}
-    by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
-    body |= {name: value for name, value in options.items() if value not in (None, []) and name not in by_name}
-    for field, option_values in by_name.items():
-        file_values = body.get(field) or {}
-        if option_values and not isinstance(file_values, dict):
-            raise CliError(f"{field} in the job file is not an object", Exit.USAGE, "give names and values")
-        if option_values:
-            body[field] = file_values | option_values
-    if options.get("workdir"):
-        body.pop("workdir_optional", None)  # it refers to the folder in the file
-    if "workdir" not in body and not brings_files(body) and (here := _current_folder()):
-        body |= {"workdir": here, "workdir_optional": True}
-    if "request" not in body:
-        raise CliError("the request has no nodes", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
-    _check_size(body, options)
-    return body
-
-
-SOURCES = {"command": "the command", "environment": "the environment (--env, --export)"}
-"""Names of fields in messages that are no single option."""
-
-
-def _check_size(body: Json, options: Json) -> None:
-    """Raise ``CliError``, which names the largest option or field, if a request is larger than the daemon takes."""
-    sizes = {name: len(json.dumps(value, ensure_ascii=False).encode(errors="replace")) for name, value in body.items()}
-    if sum(sizes.values()) > MAX_REQUEST_SIZE:
-        name = max(sizes, key=lambda name: sizes[name])
-        is_option = options.get(name) not in (None, []) and name in JOB_FIELDS
-        in_file = f"{name} in the job file"
-        source = SOURCES.get(name) or (JOB_FIELDS[name].option if is_option else in_file)
-        problem = f"{source} is {sizes[name]} bytes, and a request has at most {MAX_REQUEST_SIZE}"
-        hint = HINT_MANY_LINES if name == "each_line" else "put large data into files that the job reads"
-        raise CliError(problem, Exit.USAGE, hint, name)
-
-
 def checked_key(key: str) -> str:
-    """Validate an idempotency key. Raise ``CliError`` if a header cannot contain it."""
+    """Validate an idempotency key. Raise ``GridError`` if a header cannot contain it."""
     if not key.strip() or not key.isprintable() or not is_utf8(key):
         hint = "use letters, digits and signs, the same for each retry"
-        raise CliError("--idempotency-key is blank, or has characters that a header does not allow", Exit.USAGE, hint)
+        raise GridError("--idempotency-key is blank, or has characters that a header does not allow", Exit.USAGE, hint)
     return key
-
-
-def _current_folder() -> str | None:
-    """Return the current folder; None if it was deleted."""
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return None
 
 
 ScriptLines = Mapping[str, str]
@@ -476,7 +351,7 @@ ScriptLines = Mapping[str, str]
 NO_LINES: ScriptLines = {}
 
 
-def in_terms_of_options(error: CliError, body: Json, options: Json, lines: ScriptLines = NO_LINES) -> CliError:
+def in_terms_of_options(error: GridError, body: Json, options: Json, lines: ScriptLines = NO_LINES) -> GridError:
     """Rewrite a rejection by the daemon to name options instead of fields, except for fields from a job file.
 
     Begin it with file and line if a line of a script set the field.
@@ -500,15 +375,15 @@ def in_terms_of_options(error: CliError, body: Json, options: Json, lines: Scrip
     else:
         return error
     position = f"{lines[first]}: " if first in lines else ""
-    return CliError(f"{position}{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
+    return GridError(f"{position}{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
 
 
-def in_terms_of_documents(error: CliError, bodies: list[Json], options: Json, file: str) -> CliError:
+def in_terms_of_documents(error: GridError, bodies: list[Json], options: Json, file: str) -> GridError:
     """Rewrite a rejection of a batch to name the document of the job file instead of the list's entry."""
     entry = re.match(r"jobs\[(\d+)\][.:]? ?", error.message)
     if entry is None or int(entry[1]) >= len(bodies):
         return error
     index, message = int(entry[1]), error.message[entry.end() :]
     field = error.field.removeprefix(f"jobs[{index}]").removeprefix(".")
-    job_error = in_terms_of_options(CliError(message, error.code, error.hint, field), bodies[index], options)
-    return CliError(f"document {index + 1} of {file}: {job_error.message}", error.code, job_error.hint, field)
+    job_error = in_terms_of_options(GridError(message, error.code, error.hint, field), bodies[index], options)
+    return GridError(f"document {index + 1} of {file}: {job_error.message}", error.code, job_error.hint, field)

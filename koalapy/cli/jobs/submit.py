@@ -4,7 +4,8 @@ import itertools
 import os
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,9 @@ from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, exported_variables,
 from koalapy.cli.terminal.arguments import BEFORE_DASHES, Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.client import Client, nodes_of
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.submission import build_body
 from koalapy.model.wording import format_nodes
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def submit_job(
     """Submit a job: koala submit job.sh, or koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
     refuse_together(json=as_json, quiet=quiet)
     if timeout is not None and not wait:
-        raise CliError("--timeout needs --wait", Exit.USAGE, "add --wait, or drop --timeout")
+        raise GridError("--timeout needs --wait", Exit.USAGE, "add --wait, or drop --timeout")
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
@@ -66,13 +68,13 @@ def submit_job(
     stage = options.pop("bundle") or []
     deadline = None if timeout is None else time.monotonic() + timeout
     documents = submission.read_job_file(file) if file else [{}]
-    bodies = [submission.body_of(fields, options | {"stage": stage}, environment) for fields in documents]
+    bodies = [build_body(fields, options | {"stage": stage}, environment) for fields in documents]
     file_folder = None if stage else file
     if file and len(bodies) > 1:
         paths_of_jobs = [submission.paths_to_stage(body, file_folder, stage) for body in bodies]
         if dry_run:
             hint = "give a file with one job"
-            raise CliError(f"--dry-run shows one job, and {file} has {len(bodies)}", Exit.USAGE, hint)
+            raise GridError(f"--dry-run shows one job, and {file} has {len(bodies)}", Exit.USAGE, hint)
         client = daemon.client()
         jobs = _submit_batch(client, bodies, options, paths_of_jobs, key, submission.name_of(file))
         return _follow_batch(client, jobs, wait=wait, deadline=deadline, quiet=quiet, as_json=as_json)
@@ -82,10 +84,11 @@ def submit_job(
         body["script"] = script.text
     client = daemon.client()
     if dry_run:
-        from koalapy.cli.jobs import explain, staging
+        from koalapy.cli.jobs import explain
+        from koalapy.client.archive import pack_archive
 
         # Pack the files to detect unreadable ones.
-        with staging.pack_archive(paths) if paths else nullcontext():
+        with pack_archive(paths) if paths else nullcontext():
             explain.dry_run(client, body, options, lines, as_json=as_json)
         return None
     submitted = submit_with_files(client, body, options, paths, key, lines)
@@ -109,12 +112,12 @@ def _find_script(command: list[str] | None, file: Path | None, *, translate: boo
     word = command[0] if command else ""
     if context.meta.get(BEFORE_DASHES) == [] or not (os.path.exists(word) or "/" in word or "." in word):
         if translate:
-            raise CliError("--translate needs a script", Exit.USAGE, "name one: koala submit --translate job.sh")
+            raise GridError("--translate needs a script", Exit.USAGE, "name one: koala submit --translate job.sh")
         refuse_words_before_dashes()
         return None
     if file is not None:
         hint = "write its options as #KOALA lines of the script"
-        raise CliError(f"the script {word} and --file cannot be given together", Exit.USAGE, hint)
+        raise GridError(f"the script {word} and --file cannot be given together", Exit.USAGE, hint)
     from koalapy.cli.jobs.translation import load_script
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
@@ -145,13 +148,26 @@ def submit_with_files(
 ) -> Json:
     """Upload the files, then submit the job."""
     if paths:
-        from koalapy.cli.jobs import staging
-
-        body["bundle"] = staging.stage_files(client, paths)
+        body["bundle"] = stage_files(client, paths)
     try:
         return client.submit(body, os.urandom(16).hex() if key is None else key)
-    except CliError as error:
+    except GridError as error:
         raise submission.in_terms_of_options(error, body, options, lines) from error
+
+
+def stage_files(client: Client, paths: Sequence[str]) -> str:
+    """Upload files and folders unless the daemon stores them already; return the id of their archive."""
+    from koalapy.cli.terminal.screen import CountingReader, Progress, Transfer, waiting_for
+    from koalapy.client.archive import pack_archive
+
+    with ExitStack() as stack:
+        with waiting_for("packs the files of --stage"):
+            archive = stack.enter_context(pack_archive(paths))
+        if not client.has_bundle(archive.id):
+            sent = Transfer("sends the files of --stage", archive.size)
+            with Progress(lambda: str(sent)):
+                client.upload_archive(CountingReader(archive.file, sent), archive.size)
+    return archive.id
 
 
 def _submit_batch(
@@ -161,14 +177,12 @@ def _submit_batch(
     archives: dict[tuple[str, ...], str] = {}
     for body, paths in zip(bodies, paths_of_jobs, strict=True):
         if paths:
-            from koalapy.cli.jobs import staging
-
             if tuple(paths) not in archives:
-                archives[tuple(paths)] = staging.stage_files(client, paths)
+                archives[tuple(paths)] = stage_files(client, paths)
             body["bundle"] = archives[tuple(paths)]
     try:
         return client.submit_batch(bodies, os.urandom(16).hex() if key is None else key)
-    except CliError as error:
+    except GridError as error:
         raise submission.in_terms_of_documents(error, bodies, options, file) from error
 
 

@@ -22,7 +22,7 @@ from koalapy.cli.jobs.script_file import (
 )
 from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
 from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
 from koalapy.runner.foreign_scripts import AT_SUBMISSION, COMMANDS, GRID_ENGINE, SLURM, TRANSLATED, settable_variables
@@ -78,7 +78,7 @@ class Directive:
 def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOptions, tuple[str, ...]]:
     """Return the options that the foreign lines of a script mean, and its systems; print each line with its meaning.
 
-    Raise ``CliError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
+    Raise ``GridError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
     """
     directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
     _translate_task_counts({entry.name: entry for entry in directives if entry.prefix == SBATCH})
@@ -109,7 +109,7 @@ def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOpti
             subject, hint = f"line {unclear[0]} is", "change it, or write what it means as a #KOALA line"
         else:
             subject, hint = f"lines {', '.join(map(str, unclear))} are", "change them, or write #KOALA lines instead"
-        raise CliError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
+        raise GridError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
     return options, systems
 
 
@@ -334,7 +334,7 @@ class LoadedScript:
 
 
 def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
-    """Read a script and its options. Raise ``CliError`` with its file and line for a wrong one.
+    """Read a script and its options. Raise ``GridError`` with its file and line for a wrong one.
 
     ``names``: all options of ``koala submit``, of which only those of a job may be in the script.
     """

@@ -32,11 +32,11 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, refuse_together, show_json
 from koalapy.cli.terminal.screen import Block, Progress
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.terminal.tables import seconds_since
 from koalapy.cli.terminal.text import align_left, cell_len
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Absence, Client, name_of, read_events
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.tables import seconds_since
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.wording import format_bytes, format_duration
@@ -89,7 +89,7 @@ class ProgressReporter:
                     self._wait.update(job, is_reported=bool(messages))
                     last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
                     has_ended = job["state"] in FINAL
-            except CliError as error:
+            except GridError as error:
                 if error.code is not Exit.UNREACHABLE:
                     return
             except (ValueError, KeyError):
@@ -279,7 +279,7 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
                     follow_transfers(client, job, deadline)
                 except TimeIsUp:
                     pass
-                except CliError as error:  # the wait for an unreachable daemon follows below
+                except GridError as error:  # the wait for an unreachable daemon follows below
                     if not error.may_recover:
                         raise
             code: int = Exit.OK
@@ -342,7 +342,7 @@ def _print_tasks(client: Client, array: int, selection: "LogSelection", *, follo
             if has_new_tasks:
                 tasks = client.list_jobs(MAX_ARRAY_SIZE, array=array).jobs
             absence.end()
-        except CliError as error:
+        except GridError as error:
             absence.tolerate(error)
             is_over = False
         for task in sorted((task for task in tasks if task["id"] > last), key=itemgetter("id")):
@@ -365,10 +365,10 @@ def _report_failed_tasks(client: Client, array: int) -> None:
         print(f"koala: {printable(line)}", file=sys.stderr)
 
 
-def _goes_on(jobs: list[int]) -> CliError:
+def _goes_on(jobs: list[int]) -> GridError:
     ids = " ".join(str(job) for job in jobs)
     message = f"job {ids} goes on" if len(jobs) == 1 else f"jobs {ids} go on"
-    return CliError(message, Exit.INTERRUPTED, f"cancel with: koala cancel {ids}")
+    return GridError(message, Exit.INTERRUPTED, f"cancel with: koala cancel {ids}")
 
 
 def _code_of(job: Json) -> int:
@@ -408,7 +408,7 @@ def show_logs(
         with ProgressReporter(client, number, from_the_first=False) if follow else nullcontext():
             try:
                 return _print_output(client, number, selection, follow=follow, raw=raw)
-            except CliError as error:
+            except GridError as error:
                 if error.status != HTTPStatus.CONFLICT:
                     raise
             return _print_tasks(client, number, selection, follow=follow, raw=raw)

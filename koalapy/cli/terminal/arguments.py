@@ -24,9 +24,9 @@ import click
 from click.core import ParameterSource
 
 from koalapy.cli.startup import begin_command
-from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType, parse_int
-from koalapy.client.errors import CliError, Exit
-from koalapy.model.wording import suggest_names
+from koalapy.client.errors import Exit, GridError
+from koalapy.client.job_reference import JobReference
+from koalapy.model.wording import parse_int, suggest_names
 
 Function = Callable[..., int | None]
 """The function of a command. It returns the exit code, or None for 0."""
@@ -101,6 +101,20 @@ class _Int(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class JobReferenceType(click.ParamType[JobReference]):
+    """The click type of jobs and tasks."""
+
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobReference:
+        if isinstance(value, JobReference):
+            return value
+        try:
+            return JobReference.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class _Option(click.Option):
     """An option that rejects an empty value, which is usually an unset shell variable, unless it has a meaning."""
 
@@ -149,7 +163,7 @@ class _Command(click.Command):
             from koalapy.cli.terminal.foreign_options import explain_option
 
             if answer := explain_option(ctx.command_path, error.option_name, words):
-                raise CliError(answer, Exit.USAGE) from error
+                raise GridError(answer, Exit.USAGE) from error
             error.ctx = error.ctx or ctx
             raise
         except click.UsageError as error:
@@ -162,7 +176,7 @@ class _Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except CliError as error:
+        except GridError as error:
             _name_option(error, ctx)
             raise
 
@@ -181,19 +195,19 @@ def _list_words_before_dashes(words: list[str], rest: Sequence[object], *, is_pa
 
 
 def refuse_words_before_dashes(max_words: int = 0) -> None:
-    """Raise ``CliError`` if words before ``--`` would become the command, as after a blank in a list of sizes."""
+    """Raise ``GridError`` if words before ``--`` would become the command, as after a blank in a list of sizes."""
     stray_words = (click.get_current_context().meta.get(BEFORE_DASHES) or [])[max_words:]
     if stray_words:
         text, values = " ".join(stray_words)[:MAX_REFUSAL_LENGTH], "--fixed north:2,south:2 or --nonfixed 2,2"
         hint = f"write the command after --, and values of an option without blanks, as in {values}"
-        raise CliError(f"{text!r} before -- is no option", Exit.USAGE, hint)
+        raise GridError(f"{text!r} before -- is no option", Exit.USAGE, hint)
 
 
 OPTIONS_OF_FIELDS = {"owner": "user", "array": "tasks"}
 """Parameters of commands that have another name than the field of a request."""
 
 
-def _name_option(error: CliError, ctx: click.Context) -> None:
+def _name_option(error: GridError, ctx: click.Context) -> None:
     """Name an option as the user typed it, in an error that begins with the field of the request."""
     if not error.field or not re.match(rf"{re.escape(error.field)} (is|has|ends|selects|names)\b", error.message):
         return
@@ -407,7 +421,7 @@ def _complete_word(kind: str, context: click.Context, parameter: click.Parameter
 
 
 def run_command(name: str, root: Group, command_line: Sequence[str], of_context: object = None) -> int:
-    """Run the command of a command line and return its exit code. Raise ``CliError`` for an invalid command line.
+    """Run the command of a command line and return its exit code. Raise ``GridError`` for an invalid command line.
 
     ``of_context``: an object stored in the click context for the command.
     """
@@ -427,8 +441,8 @@ def run_command(name: str, root: Group, command_line: Sequence[str], of_context:
             message.removesuffix(".") if len(message) <= MAX_REFUSAL_LENGTH else f"{message[:MAX_REFUSAL_LENGTH]}…"
         )
         if message.endswith("?"):
-            raise CliError(f"{message} See {path} --help", Exit.USAGE) from error
-        raise CliError(message, Exit.USAGE, f"see {path} --help") from error
+            raise GridError(f"{message} See {path} --help", Exit.USAGE) from error
+        raise GridError(message, Exit.USAGE, f"see {path} --help") from error
     return code if isinstance(code, int) else 0
 
 

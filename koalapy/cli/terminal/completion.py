@@ -23,7 +23,7 @@ from click.shell_completion import (
 
 from koalapy.cli.terminal.text import cut_text
 from koalapy.client.client import Client, JobListing, nodes_of
-from koalapy.client.errors import CliError, printable
+from koalapy.client.errors import GridError, printable
 from koalapy.client.http import Json
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.wording import format_nodes
@@ -53,7 +53,7 @@ def complete_word(
             timeouts = replace(timeouts, daemon_start_s=0.0)
             client = Client(context.params.get("url"), context.params.get("token"), timeouts=timeouts)
             offered = [offer for offer in OFFERS[kind](client, incomplete) if offer[0].startswith(incomplete)]
-    except (CliError, TimeIsUp, KeyError, TypeError, ValueError):
+    except (GridError, TimeIsUp, KeyError, TypeError, ValueError):
         return []
     # Fish ends a description at a comma.
     return [

@@ -11,11 +11,11 @@ from typing import Annotated, Any, TypeVar
 import click
 
 from koalapy.cli.terminal.arguments import Argument, Option
-from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.client.access import DEFAULT_URL
 from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
+from koalapy.client.job_reference import JobReference
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.tls import CA_FILE
 
@@ -83,14 +83,14 @@ class ReasonPrompt:
         self._client, self._reason = client, reason
 
     def post(self, path: str, body: Json) -> Json:
-        """Send an order with the reason. Raise ``CliError`` if one is required and there is no terminal to ask on."""
+        """Send an order with the reason. Raise ``GridError`` if one is required and there is no terminal to ask on."""
         return self.send(partial(self._client.post, path), body)
 
     def send(self, method: Callable[[Json], T], body: Json) -> T:
         """Send an order by a method of the client, as ``post`` does."""
         try:
             return method({**body, "reason": self._reason})
-        except CliError as error:
+        except GridError as error:
             if error.field != "reason" or self._reason.strip() or not sys.stdin.isatty():
                 raise
         print("Reason, which others will see: ", end="", file=sys.stderr, flush=True)
@@ -99,10 +99,10 @@ class ReasonPrompt:
 
 
 def refuse_together(**flags: bool) -> None:
-    """Raise ``CliError`` if two of the options are given, since one would be ignored."""
+    """Raise ``GridError`` if two of the options are given, since one would be ignored."""
     options = [f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given]
     if len(options) > 1:
-        raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
+        raise GridError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
 
 
 def print_answer(answer: T, as_json: bool, page: Callable[[T], str]) -> None:

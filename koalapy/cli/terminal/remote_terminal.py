@@ -1,5 +1,6 @@
 """Connect the terminal of this process with one on a node: raw mode, window size, flow control and detaching."""
 
+import errno
 import os
 import select
 import signal
@@ -133,8 +134,9 @@ class RemoteTerminal:
                 continue
             try:
                 typed = os.read(0, space - 1)  # a tilde that waited for this key is sent with it
-            except OSError:
-                return  # its terminal is gone
+            except OSError:  # its terminal is gone
+                self._ending_signal = self._ending_signal or signal.SIGHUP
+                return
             has_input = bool(typed)
             data = typed if escapes is None else escapes.filter_input(typed)
             if data:
@@ -154,8 +156,9 @@ class RemoteTerminal:
                 if isinstance(message, bytes):
                     try:
                         write_all(1, message)
-                    except OSError:  # its reader is gone, which needs no message
-                        self._result = StreamResult(Exit.FAILED)
+                    except OSError as error:  # its reader or terminal is gone, which needs no message
+                        is_hung_up = error.errno == errno.EIO
+                        self._result = StreamResult(128 + signal.SIGHUP if is_hung_up else Exit.FAILED)
                         break
                     used += len(message)
                     if used - confirmed >= CREDIT_INTERVAL:

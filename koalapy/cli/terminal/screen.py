@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Generic, NoReturn, Self, TextIO, TypeVar
 
 from koalapy.cli.terminal.text import cut_text, terminal_size
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import format_bytes, format_duration
 
@@ -148,8 +148,8 @@ def draw_page(lines: Sequence[str]) -> None:
     """Draw a page on the full screen, cut to the size of the terminal."""
     columns, rows = terminal_size(sys.stdout) or (80, 24)
     text = "\x1b[K\n".join(fit_lines(lines, columns, rows))
-    sys.stdout.write(f"\x1b[H{text}\x1b[K\x1b[J")
-    sys.stdout.flush()
+    # Without a buffer: what Ctrl-C leaves in one would be printed after the previous screen is restored.
+    os.write(1, f"\x1b[H{text}\x1b[K\x1b[J".encode(sys.stdout.encoding, "replace"))
 
 
 def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:
@@ -181,15 +181,15 @@ class Feed(Generic[T]):
     """
 
     def __init__(self, client: "Client", look: "Callable[[Client], T]", wake: Callable[[], None]) -> None:
-        """Send the first request and raise its ``CliError``. ``wake`` is called after each later response or error."""
+        """Send the first request and raise its ``GridError``. ``wake`` is called after each later response or error."""
         self._client, self._look, self._wake = client.clone_for_thread(), look, wake
         self._timeouts = client.timeouts
         self._requested_at = time.monotonic()
         self.latest = look(self._client)
         self.received_at = time.monotonic()
-        self.trouble: CliError | None = None
+        self.trouble: GridError | None = None
         """The error of the last request; None if it succeeded."""
-        self.ended: CliError | None = None
+        self.ended: GridError | None = None
         """The error that ended the feed; None while it runs."""
         self.is_live = False
         """Whether the daemon announces changes."""
@@ -221,13 +221,13 @@ class Feed(Generic[T]):
             try:
                 self.latest, self.trouble = self._look(self._client), None
                 self.received_at = time.monotonic()
-            except CliError as error:
+            except GridError as error:
                 self.trouble = error
                 if not error.may_recover:
                     self.ended = error
             except (KeyError, TypeError, ValueError) as error:
                 message = f"the answer of the daemon at {self._client.url} is not understood ({error!r})"
-                self.ended = CliError(message, Exit.FAILED, "use the koala command of the daemon's version")
+                self.ended = GridError(message, Exit.FAILED, "use the koala command of the daemon's version")
             self._wake()
             if self.ended is not None:
                 self.close()
@@ -251,7 +251,7 @@ class Feed(Generic[T]):
                     self.is_live, last = True, event.get("id", last)
                     if event.get("event") == "changed" and json.loads(event["data"])["topics"]:
                         self._now.set()
-            except CliError as error:
+            except GridError as error:
                 if not error.may_recover:
                     break  # no stream, or no access to it: the next request reports the reason
             except (KeyError, TypeError, ValueError):

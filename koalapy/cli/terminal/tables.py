@@ -1,8 +1,7 @@
 """Tables and pages as plain text that fits a terminal."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +9,12 @@ from koalapy.cli.terminal.text import align_left, cell_len, fold_text, terminal_
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
 from koalapy.client.http import Json
-from koalapy.model.wording import (
-    format_bytes,
-    format_cpu_use,
-    format_duration,
-    format_memory_use,
-    format_nodes,
-    format_time,
-)
+from koalapy.client.tables import CLUSTERS, QUEUE, WIDE_QUEUE, Columns, format_tasks, seconds_since
+from koalapy.model.wording import format_bytes, format_cpu_use, format_memory_use, format_nodes
 
 if TYPE_CHECKING:
     from koalapy.model.node_requirement import NodeRequirement
 
-Columns = Mapping[str, Callable[[Json], object]]
-"""Headers of a table, and the functions that return the cell of an item."""
 MIN_FOLDED_COLUMNS = 20
 """Minimum width in columns of folded text."""
 INDENT = 4
@@ -55,15 +46,6 @@ def format_columns(columns: Columns, items: Iterable[Json], *, fold: bool = True
     return format_table(list(columns), [[cell(item) for cell in columns.values()] for item in items], fold=fold)
 
 
-def seconds_since(start: str, end: str | None) -> float:
-    """Return the seconds from one time of the API to another, or to now if ``end`` is None."""
-    return _seconds_between(start, end or datetime.now(UTC).isoformat())
-
-
-def _seconds_between(start: str, end: str) -> float:
-    return max(0.0, (_parse_time(end) - _parse_time(start)).total_seconds())
-
-
 def format_moment(moment: str | None) -> str:
     """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
@@ -79,63 +61,6 @@ def format_listed_count(listed: int, count: int, *, is_whole: bool = True) -> st
         return f"{total} {'job' if count == 1 else 'jobs'}"
     larger = next(limit for limit in (10**power for power in range(2, 20)) if limit > listed)
     return f"{listed:,} of {total} jobs; --limit {larger} for more"
-
-
-def _parse_time(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
-
-
-def format_tasks(tasks: Json) -> str:
-    """Return the numbers of an array's tasks: ``16 running, 184 waiting``."""
-    counts: Mapping[str, object] = tasks
-    states = ("running", "waiting", "succeeded", "failed", "cancelled")
-    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
-
-
-def _job_reason(job: Json | Json) -> str:
-    """Return why a job waits or how it ended; for an array the numbers of its tasks first."""
-    if (tasks := job["tasks"]) is not None:
-        reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
-        return format_tasks(tasks) + (f"; {reason}" if reason else "")
-    # The last change of a running job is of no interest, except that its nodes are suspended.
-    if job["state"] == "running" and not job["reason"].startswith("suspended on "):
-        return "-"
-    return "-" if job["state"] == "succeeded" else job["reason"] or "-"
-
-
-def _running_time(job: Json) -> str:
-    """Return the running time of the last attempt; a dash for a waiting job."""
-    if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
-        return "-"
-    return format_duration(seconds_since(job["started_at"], job["ended_at"]))
-
-
-def _component_sizes(job: Json) -> str:
-    placed = job["components"] if job["state"] != "queued" else []
-    return ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
-
-
-QUEUE: Columns = {
-    "ID": name_of,
-    "NAME": lambda job: job["name"] or "-",
-    "USER": itemgetter("owner"),
-    "PRI": itemgetter("priority"),
-    "STATE": itemgetter("state"),
-    "NODES": lambda job: nodes_of(job["request"]),
-    "TIME": _running_time,
-    "CLUSTERS": _component_sizes,
-    "REASON": _job_reason,
-}
-WIDE_QUEUE: Columns = {
-    **{name: cell for name, cell in QUEUE.items() if name != "REASON"},
-    "SUBMITTED": itemgetter("submitted_at"),
-    "HOME": lambda job: job.get("home_site") or "-",
-    "TYPE": lambda job: job["request"]["type"],
-    "POLICY": itemgetter("policy"),
-    "RESTARTS": itemgetter("restarts"),
-    "EXIT": lambda job: "-" if job["exit_code"] is None else job["exit_code"],
-    "REASON": _job_reason,
-}
 
 
 def queue_table(jobs: Sequence[Json], *, wide: bool = False) -> str:
@@ -201,24 +126,6 @@ def _requirement_of(source: Mapping[str, Any]) -> "NodeRequirement":
     )
 
 
-def _cluster_reason(cluster: Json) -> str:
-    """Return why a cluster is not used: time, user and reason of a drain, and other reasons."""
-    order = cluster["drained"]
-    if order is None:
-        return cluster["reason"] or "-"
-    since = format_time(_parse_time(order["at"]).timestamp(), datetime.now(UTC).timestamp())
-    text = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
-    text += f": {order['reason']}" if order["reason"] else ""
-    return text + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
-
-
-CLUSTERS: Columns = {
-    **{name.upper(): itemgetter(name) for name in ("name", "kind", "state", "total", "idle", "used", "background")},
-    **{name.upper(): itemgetter(name) for name in ("down", "errors")},
-    "REASON": _cluster_reason,
-}
-
-
 def clusters_table(clusters: Sequence[Json]) -> str:
     return format_columns(CLUSTERS, clusters)
 
@@ -270,6 +177,7 @@ def job_page(job: Json, attempts: Sequence[Json], transfers: Sequence[str] = ())
         *([("cpus per rank", str(job["cpus_per_rank"]))] if job.get("cpus_per_rank") else []),
         *([("container", image)] if (image := job.get("container")) else []),
         ("policy", job["policy"]),
+        *([("reservation", name)] if (name := job.get("reservation")) else []),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),
         ("submitted", job["submitted_at"]),

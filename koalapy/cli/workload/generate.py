@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import yaml
 
 from koalapy.cli.terminal.arguments import Option, Options
-from koalapy.cli.terminal.job_reference import parse_int
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.workload.report import write_file
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.model.field import describe_fields
+from koalapy.model.wording import parse_int
 from koalapy.workload import generate as workloads
 from koalapy.workload import plan, swf
 from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
@@ -27,7 +27,7 @@ from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
 def _parse_numbers(option: str, text: str) -> tuple[int, ...]:
     numbers = tuple(number for part in text.split(",") if (number := parse_int(part)) is not None)
     if len(numbers) < len(text.split(",")):
-        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
+        raise GridError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
     return numbers
 
 
@@ -41,11 +41,11 @@ def _parse_weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _parse_number(option: str, text: str, number: str) -> float:
-    """Convert ``number`` to a float. Raise ``CliError`` for the option with the value ``text`` if it is invalid."""
+    """Convert ``number`` to a float. Raise ``GridError`` for the option with the value ``text`` if it is invalid."""
     try:
         return float(number)
     except ValueError:
-        raise CliError(
+        raise GridError(
             f"{option} is {text!r}: {number!r} is not a number", Exit.USAGE, "write it as 2 or 0.5"
         ) from None
 
@@ -53,19 +53,19 @@ def _parse_number(option: str, text: str, number: str) -> float:
 def _split_pair(option: str, text: str, example: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give NAME=VALUE: {option} {example}")
+        raise GridError(f"{option} is {text!r}", Exit.USAGE, f"give NAME=VALUE: {option} {example}")
     return name, value
 
 
 def _parse_arguments(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Convert texts such as ``wave='--steps 400'`` to pairs of application and arguments. Raise ``CliError``."""
+    """Convert texts such as ``wave='--steps 400'`` to pairs of application and arguments. Raise ``GridError``."""
     arguments = []
     for text in texts:
         name, command_line = _split_pair("--arguments", text, "wave='--steps 400'")
         try:
             arguments.append((name, tuple(shlex.split(command_line))))
         except ValueError as error:
-            raise CliError(f"--arguments is {text!r}: {error}", Exit.USAGE, "quote as for a shell") from None
+            raise GridError(f"--arguments is {text!r}: {error}", Exit.USAGE, "quote as for a shell") from None
     return tuple(arguments)
 
 
@@ -83,21 +83,21 @@ def _parse_run_times(text: str) -> tuple[float, float]:
 def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise CliError(f"--inputs is {text!r}", Exit.USAGE, "give logical names: --inputs a,b")
+        raise GridError(f"--inputs is {text!r}", Exit.USAGE, "give logical names: --inputs a,b")
     return names
 
 
 def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    """Convert texts ``NAME=VALUE``, with values in YAML, to pairs of job field and value. Raise ``CliError``."""
+    """Convert texts ``NAME=VALUE``, with values in YAML, to pairs of job field and value. Raise ``GridError``."""
     pairs = []
     for text in texts:
         name, value = _split_pair("--field", text, "claiming=incremental")
         try:
             pairs.append((name, load_yaml(value)))
         except DuplicateKey as error:
-            raise CliError(f"--field is {text!r}: {error}", Exit.USAGE) from None
+            raise GridError(f"--field is {text!r}: {error}", Exit.USAGE) from None
         except yaml.YAMLError:
-            raise CliError(
+            raise GridError(
                 f"--field is {text!r}: its value is neither YAML nor JSON",
                 Exit.USAGE,
                 "write the value in YAML or JSON",
@@ -147,7 +147,7 @@ def generate_workload(
 ) -> None:
     """Generate a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
     if trace is not None and (options["rate"] is not None or options["utilisation"] is not None):
-        raise CliError("--swf defines the arrivals", Exit.USAGE, "leave out --rate and --utilisation")
+        raise GridError("--swf defines the arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     recipe = recipe_of(preset, options, is_trace=trace is not None)
     grid = GridSize(clusters_of(clusters)) if clusters is not None else _grid_of_daemon(daemon, recipe)
     with waiting_for(f"makes a workload{f' of {trace.name}' if trace else ''}"):
@@ -175,18 +175,18 @@ def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
     """Return the daemon's grid; an empty one if the daemon is unreachable and the recipe needs none."""
     try:
         answer = daemon.client().get("/api/v1/clusters")["clusters"]
-    except CliError as error:
+    except GridError as error:
         if recipe.rate is not None and recipe.scale is not None:
             return GridSize()
         hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
-        raise CliError(f"the clusters and their sizes are unknown: {error.message}", error.code, hint) from error
+        raise GridError(f"the clusters and their sizes are unknown: {error.message}", error.code, hint) from error
     return GridSize({cluster["name"]: cluster["total"] for cluster in answer if cluster["total"]})
 
 
 def recipe_of(preset: str | None, options: Json, *, is_trace: bool) -> Recipe:
     """Return the preset, or the default recipe, with values overridden by the options."""
     if preset is not None and preset not in PRESETS:
-        raise CliError(f"--preset is {preset!r}, which is not a preset", Exit.USAGE, f"known: {', '.join(PRESETS)}")
+        raise GridError(f"--preset is {preset!r}, which is not a preset", Exit.USAGE, f"known: {', '.join(PRESETS)}")
     recipe = PRESETS[preset] if preset else DEFAULT
     changes = {
         name: READERS[name][1](value) if name in READERS else value
@@ -197,7 +197,7 @@ def recipe_of(preset: str | None, options: Json, *, is_trace: bool) -> Recipe:
         changes["fields"] = (*recipe.fields, *changes["fields"])
     form = changes.get("request") or form_for(changes.get("policy", ""), recipe.request)
     if form not in ("nonfixed", "flexible"):
-        raise CliError(f"--request is {form!r}", Exit.USAGE, "give nonfixed or flexible")
+        raise GridError(f"--request is {form!r}", Exit.USAGE, "give nonfixed or flexible")
     # Either jobs or duration limits a workload: an option for one removes the other from the recipe.
     if is_trace or "duration" in changes or "jobs" in changes:
         changes = {"jobs": None, "duration": None} | changes
@@ -212,6 +212,6 @@ def clusters_of(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, colon, nodes = part.strip().rpartition(":")
         if not colon or not name or (size := parse_int(nodes) or 0) < 1:
-            raise CliError(f"--clusters is {text!r}", Exit.USAGE, "give names and nodes: --clusters north:4,south:4")
+            raise GridError(f"--clusters is {text!r}", Exit.USAGE, "give names and nodes: --clusters north:4,south:4")
         sizes[name] = size
     return sizes

@@ -8,7 +8,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import AsJson, show_json
 from koalapy.cli.terminal.streams import without_control_codes
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.workload import measures, tables
 
@@ -37,21 +37,21 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CliError(f"cannot make {folder}: {error.strerror}", Exit.USAGE, "give another directory") from error
+        raise GridError(f"cannot make {folder}: {error.strerror}", Exit.USAGE, "give another directory") from error
 
 
 def load_report(folder: Path) -> Json:
-    """Read the report in a folder. Raise ``CliError`` if there is no valid report."""
+    """Read the report in a folder. Raise ``GridError`` if there is no valid report."""
     path = folder / "report.json"
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         hint = "give report directories of koala workload run"
-        raise CliError(f"cannot read {path}: {error.strerror}", Exit.USAGE, hint) from error
+        raise GridError(f"cannot read {path}: {error.strerror}", Exit.USAGE, hint) from error
     except ValueError as error:
-        raise CliError(f"{path} is not JSON: {error}", Exit.USAGE, "run the workload again") from error
+        raise GridError(f"{path} is not JSON: {error}", Exit.USAGE, "run the workload again") from error
     if not isinstance(report, dict) or report.get("koala_workload_report") != 1:
-        raise CliError(f"{path} is not a report of koala workload run", Exit.USAGE, "run the workload again")
+        raise GridError(f"{path} is not a report of koala workload run", Exit.USAGE, "run the workload again")
     return report
 
 
@@ -79,4 +79,4 @@ def write_file(path: Path, text: str, code: Exit = Exit.FAILED, hint: str = "mak
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}", code, hint) from error
+        raise GridError(f"cannot write {path}: {error.strerror}", code, hint) from error

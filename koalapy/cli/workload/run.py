@@ -9,7 +9,7 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Block, waiting_for
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.cli.workload.report import make_folder, save_report
-from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
 from koalapy.workload.daemon import WorkloadDaemon
 from koalapy.workload.plan import parse_workload
@@ -33,13 +33,13 @@ def run_workload(
     """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
     folder = directory or file.with_name(f"{file.name}.report")
     if (folder / "report.json").exists() and not overwrite:
-        raise CliError(f"{folder} already has a report", Exit.USAGE, "give another --directory, or --overwrite")
+        raise GridError(f"{folder} already has a report", Exit.USAGE, "give another --directory, or --overwrite")
     try:
         with file.open(encoding="utf-8") as lines:
             workload = parse_workload(lines, str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
-        raise CliError(
+        raise GridError(
             f"cannot read {file}: {reason}",
             Exit.USAGE,
             "give a workload file; koala workload generate -o FILE writes one",

@@ -41,9 +41,12 @@ class CommandMessages:
         find_job: Callable[[JobId], Job | None] = lambda _: None,
         find_relay: FindRelay = lambda *_: None,
         may_ignore_containers: Callable[[ClusterName], bool] = lambda _: False,
+        find_site_name: Callable[[JobSpec], str] = lambda _: "",
     ) -> None:
         """``find_job``: returns an unfinished job, such as the array of a task. ``may_ignore_containers``: returns
-        whether the agent of a cluster may run a program without its container image."""
+        whether the agent of a cluster may run a program without its container image. ``find_site_name``: returns the
+        name of a job's reservation for resource managers."""
+        self._find_site_name = find_site_name
         self._may_ignore_containers = may_ignore_containers
         self._find_job, self._find_relay = find_job, find_relay
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
@@ -71,9 +74,8 @@ class CommandMessages:
                 if job.spec.container and self._may_ignore_containers(cluster):
                     reason = f"the agent of {cluster} is too old to run container images: update it"
                     return Stop(**header, reason=reason).model_dump()
-                return _build_submit(
-                    job, header, self._accounts.local_user(owner, cluster), cluster, self._profiles
-                ).model_dump()
+                user, reservation = self._accounts.local_user(owner, cluster), self._find_site_name(job.spec)
+                return _build_submit(job, header, user, cluster, self._profiles, reservation).model_dump()
             case StageComponent() if job is not None and self._accounts.rejection_reason(
                 job.spec.owner, command.cluster
             ):
@@ -105,6 +107,7 @@ def _build_submit(
     local_user: str,
     cluster: ClusterName,
     profiles: Mapping[ClusterName, ClusterProfile],
+    reservation: str,
 ) -> Submit:
     """Return the command that submits a component's runner to the resource manager of its cluster."""
     component = live(job).components[parse_token(header["token"]).component]
@@ -116,12 +119,13 @@ def _build_submit(
         **header,
         size=component.size,
         name=job.spec.name or f"job-{job.id}",
-        walltime=_enforced_walltime(job.spec),
+        walltime=_walltime_within_reservation(job.spec, component),
         stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
         local_user=local_user,
         node_class=component.node_class,
         requirement=requirement,
+        reservation=reservation,
         lease=lease_of(job.spec.lease, profiles[cluster].lease),
     )
 
@@ -129,6 +133,16 @@ def _build_submit(
 def _enforced_walltime(spec: JobSpec) -> float | None:
     """Return the seconds after which resource manager and runners end a job that the daemon has not ended."""
     return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
+
+
+def _walltime_within_reservation(spec: JobSpec, component: Component) -> float | None:
+    """Return the seconds that the resource manager gives to a component: whole minutes up to the end of a
+    reservation, since it may run nothing there that could take longer."""
+    walltime = _enforced_walltime(spec)
+    if not spec.reservation or spec.deadline is None or component.submitted_at is None:
+        return walltime
+    left = max(60.0, (spec.deadline - component.submitted_at) // 60 * 60)
+    return left if walltime is None else min(walltime, left)
 
 
 def _build_stage(

@@ -350,6 +350,7 @@ class Engine:
             self.queries.job,
             self._find_relay,
             (lambda _: False) if self._sessions is None else self._sessions.may_ignore_containers,
+            self.queries.reservations.site_name,
         )
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()

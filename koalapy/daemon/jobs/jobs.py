@@ -272,7 +272,9 @@ class Jobs:
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the existing jobs of these ids in their order. Ended jobs are summaries."""
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
-        by_id = {ident: job for ident in ids if (job := queries.unfinished(ident)) is not None}
+        by_id: dict[JobId, Job] = {}
+        async for some in iterate_in_slices(ids):
+            by_id |= {ident: job for ident in some if (job := queries.unfinished(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
         for start in range(0, len(ended_ids), MAX_IDS_PER_QUERY):
             chunk, below = ended_ids[start : start + MAX_IDS_PER_QUERY], None

@@ -30,6 +30,7 @@ from koalapy.dashboard.tables import (
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_search import format_term
+from koalapy.model.limits import ShareLine
 from koalapy.system.event_loop import iterate_in_slices
 
 JOBS_PER_SLICE = 1000
@@ -78,6 +79,8 @@ class UsersView:
     scopes: Sequence[ScopeInUse]
     contact: str
     """The contact for requests of higher limits."""
+    shares: Sequence[ShareLine]
+    """The fair shares, in the order of the users' jobs; empty without them."""
     tokens: Sequence[TokenView]  # type: ignore[valid-type]
     more_tokens: int
     include_invalid: bool
@@ -185,6 +188,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
             table=view,
             scopes=await limits.read_limits(shown_user),
             contact=limits.limits.contact,
+            shares=limits.read_shares(caller),
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),
             include_invalid=include_invalid,

@@ -82,6 +82,7 @@ class Attempts:
             preemptible=makes_room,
             guest=is_guest,
             demand=link_demand(job, component),
+            reservation=self._state.reservations.site_name(job.spec),
         )
 
     def mark_waiting(self, job: Job, component: Component, now: float) -> Job:
@@ -132,8 +133,10 @@ class Attempts:
             return job
         if awaits_relays(job, self._grid):
             return job
+        planned_start = self._queues.promises.judge(job.planned_start)
+        reason = "every node has reported: the barrier is open"
         job = self._ledger.change_state(
-            job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
+            job, JobState.STARTING, now, "started", reason, started_at=now, planned_start=planned_start
         )
         job = self._ledger.change_attempt(job, barrier_at=now)
         for component in attempt.gang:

@@ -258,7 +258,11 @@ class Claiming:
         """Return a cluster with enough nodes for a component, and its transfer of at most ``within`` seconds; None if
         there is none."""
         spec, policies = job.spec, self._state.policies
-        if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
+        if (
+            isinstance(spec.request, FixedRequest)
+            or spec.reservation
+            or policies.capabilities(spec.policy).keeps_together
+        ):
             return None
         reserved = {c: nodes for c in view.by_idle if (nodes := self._plan.reserved_nodes(c.name, spec))}
         view = view.with_clusters(
@@ -301,9 +305,9 @@ class Claiming:
     def _preemption_for(self, job: Job) -> Preemption | None:
         """Return the method that frees nodes for a job: preemption for high priority, else reclaiming at its home.
 
-        Return None for a job that shares nodes: it ends no other job.
+        Return None for a job that shares nodes or has reserved ones: it ends no other job.
         """
-        if job.spec.share:
+        if job.spec.share or job.spec.reservation:
             return None
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption

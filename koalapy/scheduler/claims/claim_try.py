@@ -21,7 +21,7 @@ class ClaimTry:
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption``: frees nodes for the job; None if it may not preempt."""
         self._grid, self.preemption = state.grid, preemption
-        self._spec = job.spec
+        self._spec, self._state = job.spec, state
         self._taken: dict[ClusterName, int] = defaultdict(int)
         """Nodes of components by cluster; those in ``_assignments`` do not count."""
         self._assignments: dict[ClusterName, NodeAssignment] = {}
@@ -35,7 +35,11 @@ class ClaimTry:
         self._closed = {c.cluster for c in placed if not state.grid[c.cluster].is_open}
         """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
         there."""
-        self._filters = {c.rank: nodes for c in placed if (nodes := filter_of(self._spec, c)) is not ANY_NODE}
+        self._filters = {
+            c.rank: nodes
+            for c in placed
+            if (nodes := filter_of(self._spec, c)) is not ANY_NODE and not self._spec.reservation
+        }
         """The nodes that components may get, if these are not all."""
         for component in sorted(placed, key=self._order):
             if component.cluster in self._closed:
@@ -86,8 +90,13 @@ class ClaimTry:
 
     def _available(self, cluster: ClusterName) -> int:
         """Return the idle nodes of a cluster that the job may have."""
-        status = self._grid[cluster]
-        return max(0, status.nodes.available)
+        if self._spec.reservation:
+            return self._state.reservations.free_nodes(self._spec.reservation, cluster)
+        nodes, now = self._grid[cluster].nodes, self._state.now
+        reserved = 0
+        if reservations := nodes.reservations:
+            reserved = sum(each.idle for each in reservations if each.bars(self._spec.walltime, now))
+        return max(0, nodes.available - reserved)
 
     def _count_taken(self, cluster: ClusterName) -> int:
         """Return the nodes of components that can start, without those that they share with other jobs."""

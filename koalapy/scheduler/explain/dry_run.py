@@ -59,6 +59,8 @@ class DryRun:
 
     def view(self, spec: JobSpec) -> GridView:
         """Return the grid as offered to the job, including nodes kept for the job itself."""
+        if spec.reservation:
+            return self.queries.reservations.view(spec.reservation) or GridView(())
         return self._offer(spec).view
 
     @property
@@ -106,10 +108,16 @@ class DryRun:
 
     def node_sources(self, spec: JobSpec) -> Iterator[NodeSource]:
         """Yield the sources of nodes in the order in which the scheduler tries them."""
+        if spec.reservation:
+            free_nodes = self.queries.reservations.free_nodes
+            yield NodeSource(self.view(spec), lambda c, _: free_nodes(spec.reservation, c.name), lambda _: 0)
+            return
+        plan = self.queries.queues.plan
         yield NodeSource(
             self.view(spec),
             lambda cluster, extra_idle: (
-                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, spec)
+                within_limit(cluster, cluster.nodes.surplus + plan.gained_nodes(cluster, spec, self.job, extra_idle))
+                - self.reserved_nodes(cluster.name, spec)
             ),
             lambda _: 0,
         )

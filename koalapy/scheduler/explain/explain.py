@@ -402,7 +402,9 @@ def _deferred(
 ) -> Explanation:
     """Explain a job that waits for other jobs or its begin, and whether there is room for it now."""
     answer = DryRun(queries).answer(spec)
-    if isinstance(answer, Placement):
+    if spec.reservation:
+        note = f"it gets nodes of reservation {spec.reservation}"
+    elif isinstance(answer, Placement):
         note = f"there is room for it now on {listed_where(answer)}"
     else:
         note = f"now it would wait for nodes, too: {answer.summary}"
@@ -474,6 +476,8 @@ def _clusters(
     """Return a finding for every cluster that concerns the request, and the reasons that belong to no cluster."""
     request, view, clusters = spec.request, dry_run.view(spec), dry_run.queries.grid.clusters()
     requested_clusters = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
+    if spec.reservation:
+        requested_clusters = {cluster.name for cluster in view}
     reasons, findings = {reason.cluster: reason.reason for reason in refused}, []
     for cluster in clusters:
         if requested_clusters is not None and cluster.name not in requested_clusters:

@@ -93,10 +93,17 @@ class WaitingReasons:
         if refusal is None:
             refusal = self._refusals[shape] = self._policy_refusal(job, barred)
         if refusal:
-            planned = self._queues.plan.describe_start() if job.id == self._queues.plan.job else ""
+            planned = self._describe_plan(job)
             return "; ".join(filter(None, (refusal, planned, refusals, self._queues.kept.describe(job.id))))
         keeper = self._queues.plan.keeper(job.spec, job.id)
         return "fits, and waits for the next scan" if keeper is None else self._queues.plan.describe_keeper(keeper)
+
+    def _describe_plan(self, job: Job) -> str:
+        """Return when a job is planned to start, or why not any more; empty if it had no plan."""
+        planned, has_plan = job.planned_start, job.id == self._queues.plan.job
+        if planned is not None and planned.late is None and has_plan is (planned.at is not None):
+            return planned.describe(self._state.now)
+        return self._queues.plan.describe_start() if has_plan else ""
 
     def _in_front_of(self, job: Job) -> JobId | None:
         """Return the job ahead that keeps this one waiting; None for the head and for a job that scans pass over."""
@@ -480,7 +487,8 @@ class Candidates:
         """Count the failed try of a newcomer that was not changed. Reject newcomers of its group in this cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
-        self._queues.plan.note_arrival(job)
+        if self._queues.plan.note_arrival(job):
+            self.update_plan()
         if job.id in self._queues.changed:
             self._queues.changed.remove(job.id)
         else:

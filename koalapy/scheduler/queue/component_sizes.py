@@ -45,7 +45,7 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tupl
         return view, ""
     changed, texts = [], []
     for cluster in view:
-        barring = [reservation for reservation in cluster.reservations if reservation.bars(walltime, now)]
+        barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now)]
         if barring:
             idle = cluster.idle - sum(reservation.idle for reservation in barring)
             changed.append(cluster.with_idle(max(0, idle)))

@@ -105,7 +105,7 @@ class KeptNodes:
         attempt = job.attempt
         if attempt is None or attempt.ended_at is None or not attempt.end_reason.startswith(FAILURES):
             return False
-        if not self._rules.keeps_for_restart or job.spec.share or job.spec.internal:
+        if not self._rules.keeps_for_restart or job.spec.share or job.spec.internal or job.spec.reservation:
             return False
         if job.retry_at is not None:
             lasted = attempt.ended_at - (attempt.ended_at if attempt.launched_at is None else attempt.launched_at)

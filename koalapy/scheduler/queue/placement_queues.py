@@ -16,12 +16,15 @@ from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.plan import Plan
+from koalapy.scheduler.queue.promises import Promises
 from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Duration, Key, Place, PlacementQueue, Shape, Wakeup
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
 """The priorities in the order in which their queues are tried."""
 MAX_SHARED_REQUESTS = 10_000
+RESERVED_SECTION = 10**6
+"""The first section of jobs in reservations, each of which has one, after those of home sites."""
 
 
 class PlacementQueues:
@@ -39,7 +42,8 @@ class PlacementQueues:
             for priority in Priority
         }
         self.kept = KeptNodes(state)
-        self.plan = Plan(state, self._queues, self.kept)
+        self.promises = Promises(state)
+        self.plan = Plan(state, self._queues, self.kept, self.promises)
         self._last_seq = 0
         self._first_seq = 0
         """The lowest number: that of the last job moved to the front of its section."""
@@ -81,6 +85,7 @@ class PlacementQueues:
         refused = ("refused", *sorted(barred)) if barred else ()
         until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
         owner = ("owner", spec.owner) if self._rules.queue_order == "fair-share" else ()
+        reserved = ("reservation", spec.reservation) if spec.reservation else ()
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -94,6 +99,7 @@ class PlacementQueues:
             *refused,
             *until,
             *owner,
+            *reserved,
             duration or self.plan.duration_of(spec),
         )
 
@@ -153,7 +159,14 @@ class PlacementQueues:
 
     def head(self, spec: JobSpec) -> JobId | None:
         """Return the first job of the section of such a job, as far as limits go; None if there is none."""
-        return self._queues[spec.priority].head(self._state.sharing.section_of(spec.home_site))
+        return self._queues[spec.priority].head(self._section_of(spec))
+
+    def _section_of(self, spec: JobSpec) -> int:
+        """Return the section of a job: jobs of other sections do not block it."""
+        if spec.reservation:
+            reservation = self._state.reservations.get(spec.reservation)
+            return RESERVED_SECTION + (0 if reservation is None else reservation.id)
+        return self._state.sharing.section_of(spec.home_site)
 
     def head_before(self, spec: JobSpec, job: Job | None = None) -> JobId | None:
         """Return the first job before a new job, or before a waiting ``job`` that is changed; None if there is none.
@@ -174,7 +187,7 @@ class PlacementQueues:
 
     def _key_of(self, spec: JobSpec, job: Job | None) -> Key:
         """Return the sort key that a new job, or a waiting ``job`` that is changed, would have in its queue."""
-        queue, section = self._queues[spec.priority], self._state.sharing.section_of(spec.home_site)
+        queue, section = self._queues[spec.priority], self._section_of(spec)
         if job is None:
             return queue.key_of(spec.owner, section, spec.request.total_size)
         return queue.key_of(spec.owner, section, spec.request.total_size, job.queue_seq, job.id)
@@ -194,6 +207,7 @@ class PlacementQueues:
                 self._push_job(job)
         for job in jobs:
             self.kept.keep_for_restart(job)
+        self.plan.restore(job for job in jobs if job.is_in_queue)
 
     def _enter(self, job: Job, *, anew: bool, is_changed: bool = False) -> None:
         """Add a job at the tail if ``anew``, else at its old position. Try a new or changed one at once, others by a
@@ -221,7 +235,7 @@ class PlacementQueues:
     def _push_job(self, job: Job) -> None:
         """Insert a job in the queue of its priority, at the position that its ``queue_seq`` gives."""
         spec, sharing = job.spec, self._state.sharing
-        section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
+        section, home = self._section_of(spec), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
         ask, duration = self._use.demand_of(spec), self.plan.duration_of(spec)
         shape = self.shape(spec, job.barred_sizes(self._state.now), duration)
@@ -233,6 +247,8 @@ class PlacementQueues:
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""
         self.kept.release_kept(job.id)
+        if job.planned_start is not None and job.id != self.placing:
+            job = self._ledger.change_job(job, planned_start=self.promises.end(job.planned_start))
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)

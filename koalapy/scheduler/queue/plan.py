@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import ceil, inf
@@ -10,7 +10,7 @@ from math import ceil, inf
 from koalapy.model.advice import Size, run_size
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView, count_idle
-from koalapy.model.job import ComponentState, Job, JobId
+from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.job_sizes import MAX_TIME, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
@@ -22,6 +22,7 @@ from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
+from koalapy.scheduler.queue.promises import Promises
 from koalapy.scheduler.queue.queue import UNLIMITED, Duration, Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.state import SchedulerState
 
@@ -51,8 +52,10 @@ class Plan:
     did not end as expected, it is planned anew, and from then on only jobs with a walltime may use its nodes.
     """
 
-    def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue], kept: KeptNodes) -> None:
-        self._state, self._queues, self._kept = state, queues, kept
+    def __init__(
+        self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue], kept: KeptNodes, promises: Promises
+    ) -> None:
+        self._state, self._queues, self._kept, self._promises = state, queues, kept, promises
         self._rules, self._ledger, self._grid, self._policies = state.rules, state.ledger, state.grid, state.policies
         self.job: JobId | None = None
         """The waiting job with the planned start."""
@@ -65,6 +68,10 @@ class Plan:
         self.start = inf
         self.first_start = inf
         """The start that was planned first."""
+        self._transfer_s = 0.0
+        """Estimated seconds from the planned placement until the job's files are there."""
+        self._first_unknown_end: dict[ClusterName, float] = {}
+        """The first expected end of jobs without a walltime, by cluster."""
         self._limits: dict[ClusterName, int] = {}
         """The nodes on each of the planned clusters that other jobs may use beyond the planned start."""
         self._binds: frozenset[Priority] = frozenset()
@@ -130,6 +137,32 @@ class Plan:
             self._estimates[alike] = learned
         return self._estimates[alike]
 
+    def restore(self, waiting: Iterable[Job]) -> None:
+        """Restore the plan of an earlier daemon run.
+
+        Its clusters are kept from jobs that would run beyond it, until it is renewed.
+        """
+        for job in waiting:
+            planned = job.planned_start
+            if self._rules.plans_starts and planned is not None and planned.at is not None and planned.late is None:
+                self.job = self._turns[job.spec.priority] = job.id
+                self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
+                self._limits = {name: 0 for name in planned.clusters if name in self._grid}
+                self._binds = self._bound_by(job)
+
+    @property
+    def awaits_reports(self) -> bool:
+        """Return whether a planned cluster is out of contact for so short a time that the plan is left as it is."""
+        statuses = [] if self.job is None else [self._grid[name] for name in self._limits]
+        return any(self._may_report_soon(status) for status in statuses if status.drained is None)
+
+    def _may_report_soon(self, cluster: ClusterStatus) -> bool:
+        contact = cluster.contact
+        if contact.silent_since is None or (contact.connected and cluster.nodes.reported):
+            return False
+        until = max(contact.silent_since + self._rules.unreachable_after, contact.silence_ignored_until)
+        return self._state.now < until
+
     # What other jobs may use
 
     def is_delayed_by(self, duration: Duration) -> bool:
@@ -173,14 +206,28 @@ class Plan:
 
     def reserved_nodes(self, cluster: ClusterName, spec: JobSpec, job: Job | None = None) -> int:
         """Return the available nodes on a cluster that are not offered to a new job, or to a waiting ``job``."""
+        if spec.reservation:
+            return 0
         status, is_planned = self._grid[cluster], job is not None and job.id == self.job
         is_late = not is_planned and self.is_delayed_by(self.duration_of(spec))
         if job is not None and spec.priority is Priority.LOW:
             return status.nodes.available - self._count_left_to_restart(job, is_late, status)
         return status.nodes.available - self._count_left(spec.priority, is_late, status)
 
+    def gained_nodes(self, cluster: ClusterStatus, spec: JobSpec, job: Job | None, more: int) -> int:
+        """Return by how many nodes a job would be offered more on a cluster if so many ``more`` were idle.
+
+        The plan of another job counts on the ends of our own jobs already.
+        """
+        is_late = (job is None or job.id != self.job) and self.is_delayed_by(self.duration_of(spec))
+        if cluster.name not in self._limits or spec.priority not in self._binds or not is_late:
+            return more
+        return min(more, max(0, cluster.last_report.total - cluster.nodes.idle - cluster.nodes.used))
+
     def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
         """Return for which other job nodes are withheld from a new job, or from a waiting ``job``; None for none."""
+        if spec.reservation:
+            return None
         if self.holder != job and spec.priority in self._binds and self.is_delayed_by(self.duration_of(spec)):
             return self.holder
         restarting = self._kept.restarting_jobs() if spec.priority is Priority.LOW else []
@@ -214,12 +261,12 @@ class Plan:
             self._estimated_at = self._state.now
             self._estimates.clear()
 
-    def note_arrival(self, job: Job) -> None:
-        """Let a job that was refused have the plan if no other has it; after a pause periodic scans see to that."""
-        if self._rules.plan_after:
-            return
-        if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
-            self._is_stale = True
+    def note_arrival(self, job: Job) -> bool:
+        """Return whether a job that was refused may get the plan at once; after a pause periodic scans see to that."""
+        is_urgent = job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds
+        may_be_planned = not self._rules.plan_after and (self.holder is None or is_urgent)
+        self._is_stale |= may_be_planned
+        return may_be_planned
 
     def note_return(self, job: Job) -> None:
         """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
@@ -251,7 +298,7 @@ class Plan:
             self._turns.pop(placed.spec.priority, None)
         elif placed.spec.priority not in self._binds:
             self._is_stale |= any(component.cluster in self._limits for component in placement.components)
-        elif self.is_delayed_by(duration):
+        elif self.is_delayed_by(duration) and not placed.spec.reservation:
             for component in placement.components:
                 if component.cluster in self._limits:
                     self._limits[component.cluster] -= component.size
@@ -264,7 +311,7 @@ class Plan:
         """
         if not self._rules.plans_starts or not (self._is_stale or self._planned_on != self._grid.version):
             return False
-        if not self._is_stale and not self._may_change():
+        if (not self._is_stale and not self._may_change()) or self.awaits_reports:
             return False
         before, limits, start = self.holder, self._limits, self.start
         binding = self._binds, self._streams
@@ -274,6 +321,7 @@ class Plan:
         if not self._keep_for_placed():
             self._plan_next(evaluate)
         self._is_stale = False
+        self._update_promises(before, limits)
         if self.holder != before or self.holder is None:
             self.first_start = self.start
         for name in {*limits, *self._limits}:
@@ -285,6 +333,20 @@ class Plan:
             or self.start > start
             or any(self._limits.get(name, inf) > nodes for name, nodes in limits.items())
         )
+
+    def _update_promises(self, before: JobId | None, earlier: Iterable[ClusterName]) -> None:
+        """Store the planned start with its job, and that the job ``before`` has none any more."""
+        for ident in {before, self.job} - {None}:
+            job = self._ledger.get(ident) if ident is not None else None
+            if job is None or job.state is not JobState.QUEUED or (ident != self.job and job.planned_start is None):
+                continue
+            start, clusters = (self.start + self._transfer_s, self._limits) if ident == self.job else (None, ())
+            is_certain = all(self._first_unknown_end.get(name, inf) > self.start for name in clusters)
+            self._promises.update(job, start, clusters, earlier, self._last_to_end, is_certain=is_certain)
+
+    def _last_to_end(self) -> Job | None:
+        """Return a job whose expected end is the planned start; None if there is none."""
+        return next((job for job in self._ledger.active_jobs() if self._expected_end(job) == self.start), None)
 
     def _may_change(self) -> bool:
         """Return whether a plan is due before the next periodic scan, since the grid has changed."""
@@ -309,7 +371,7 @@ class Plan:
     def _plan_next(self, evaluate: Evaluate) -> None:
         """Plan the start of the job that has it now, or of another if that can have none."""
         if self._is_stale or self.job is None or not self._plan_start(self._ledger.jobs[self.job], evaluate):
-            had_plan = self._awaits_grid or self.job is not None
+            had_plan = self._awaits_grid or self.job is not None or not self._rules.plan_after
             self.job, self.start = None, inf
             for job in self._candidates(evaluate):
                 if self._plan_start(job, evaluate):
@@ -336,7 +398,12 @@ class Plan:
 
     def _fits(self, entry: Entry, idle: IdleSummary, evaluate: Evaluate) -> bool:
         group, job = entry.group, self._ledger.jobs[entry.job]
-        if job.spec.internal or group.refused_on == self._grids or not idle.may_fit(group.needs):
+        if (
+            job.spec.internal
+            or job.spec.reservation
+            or group.refused_on == self._grids
+            or not idle.may_fit(group.needs)
+        ):
             return False
         if isinstance(evaluate(job.spec, self._empty, job.barred_sizes(self._state.now)), Placement):
             return True
@@ -349,7 +416,7 @@ class Plan:
     def _plan_start(self, job: Job, evaluate: Evaluate) -> bool:
         """Plan the start of a job at the first time with enough free nodes; return False if there is none."""
         now, barred = self._state.now, job.barred_sizes(self._state.now)
-        preempts = job.spec.priority is Priority.HIGH and self._rules.preemption == "placement" and not job.spec.share
+        preempts = self._preempts(job)
         base = self._preempting.view() if preempts else self.own_view(job)
         releases = sorted(self._releases(preempts))
         ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
@@ -370,7 +437,8 @@ class Plan:
             return False
         view, placement = found
         self.start = times[last]
-        self._binds = frozenset({job.spec.priority} if preempts else {job.spec.priority, Priority.LOW})
+        self._binds = self._bound_by(job)
+        self._transfer_s = max(component.transfer_time for component in placement.components)
         self._streams = count_streams(job.spec, placement, view)
         for component in placement.components:
             name = component.cluster
@@ -379,6 +447,13 @@ class Plan:
             self._limits[name] = free - component.size
             self._keep_class(job.spec.node_requirement(component.request_index), name, component.size)
         return True
+
+    def _preempts(self, job: Job) -> bool:
+        return job.spec.priority is Priority.HIGH and self._rules.preemption == "placement" and not job.spec.share
+
+    def _bound_by(self, job: Job) -> frozenset[Priority]:
+        """Return the priorities of the jobs that must leave the nodes that are planned for a job."""
+        return frozenset({job.spec.priority} if self._preempts(job) else {job.spec.priority, Priority.LOW})
 
     def _first_possible(self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> float:
         """Return the first time with enough nodes in total and on one cluster, without a policy call."""
@@ -411,13 +486,16 @@ class Plan:
         Nodes of jobs that share them are free when the last of these jobs on the cluster has ended.
         """
         shared: dict[ClusterName, tuple[float, int]] = {}
+        unknown = self._first_unknown_end = {}
         for job in self._ledger.active_jobs():
-            if without_preemptible and job.spec.priority is Priority.LOW:
+            if job.spec.reservation or (without_preemptible and job.spec.priority is Priority.LOW):
                 continue
             end = self._expected_end(job)
             for component in job.attempt.components if job.attempt is not None else ():
                 if component.state in HOLDS_NO_NODES:
                     continue
+                if job.spec.walltime is None and job.ending is None:
+                    unknown[component.cluster] = min(end, unknown.get(component.cluster, inf))
                 if job.spec.share:
                     latest, nodes = shared.get(component.cluster, (end, 0))
                     shared[component.cluster] = max(latest, end), nodes + component.size
@@ -427,8 +505,10 @@ class Plan:
 
     def _expected_end(self, job: Job) -> float:
         """Return when a job is expected to release its nodes: one that runs longer than expected, much later."""
-        now = self._state.now
-        began = now if job.attempt is None or job.attempt.barrier_at is None else job.attempt.barrier_at
+        now, attempt = self._state.now, job.attempt
+        began = now
+        if attempt is not None:
+            began = max(now, attempt.start_estimate or now) if attempt.barrier_at is None else attempt.barrier_at
         if job.ending is not None:
             return now + MARGIN_S
         if job.spec.walltime is not None:
@@ -455,6 +535,8 @@ class Plan:
             if freed[cluster.name] or cluster.reservations:
                 most = self._grid[cluster.name].nodes.capacity_without_own_jobs
                 idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
-                idle -= sum(each.nodes for each in cluster.reservations if each.begins < ends and at < each.ends)
+                # Nodes of a reservation that has begun are not among the idle ones.
+                present = [each for each in cluster.reservations if each.begins < ends and at < each.ends]
+                idle -= sum(each.idle if each.begins <= self._state.now else each.nodes for each in present)
                 changed.append(replace(cluster.with_idle(max(0, idle)), reservations=()))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)

@@ -42,12 +42,19 @@ class PolicyQuestions:
 
     def ask(self, spec: JobSpec, view: GridView, barred: Barred = NOTHING_BARRED) -> Placement | Refusal:
         """Return the answer of the job's policy on a view, without the sizes that clusters rejected (``barred``)."""
+        if spec.reservation:
+            reserved_view = self._state.reservations.view(spec.reservation)
+            if reserved_view is None:
+                return Refusal(f"reservation {spec.reservation} is not in force", RefusalKind.ELIGIBILITY)
+            view = reserved_view
         nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
         if refusing := _refusing_clusters(spec, barred):
             return Refusal(f"{format_list(refusing)} has refused it", RefusalKind.ELIGIBILITY)
         view, reserved = exclude_reserved(exclude_barred(view, barred), spec.walltime, self._state.now)
+        if spec.reservation:
+            reserved = f"; it gets nodes of reservation {spec.reservation} only"
         try:
             answer = self._place(spec, view)
             if isinstance(answer, Refusal):
@@ -66,6 +73,8 @@ class PolicyQuestions:
 
         A reason that applies to the whole grid names no cluster.
         """
+        if spec.reservation:
+            view = self._state.reservations.view(spec.reservation) or GridView(())
         if nowhere := _missing_input_reason(spec, view):
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
         view, _ = exclude_reserved(view, spec.walltime, self._state.now)
@@ -85,7 +94,10 @@ class PolicyQuestions:
         """
         if refusing := _refusing_clusters(spec, barred):
             return f"{format_list(refusing)} has refused it"
-        clusters, view = self._grid.clusters(), exclude_barred(self.empty_grid(), barred)
+        empty = self._state.reservations.view(spec.reservation, whole=True) if spec.reservation else self.empty_grid()
+        if empty is None:
+            return ""
+        clusters, view = self._grid.clusters(), exclude_barred(empty, barred)
         if spec.internal or not all(cluster.last_report.total for cluster in clusters):
             return ""
         if spec.node_requirements and not all(cluster.nodes.reported for cluster in clusters):
@@ -99,6 +111,10 @@ class PolicyQuestions:
         except (UsageError, BrokenPolicy):
             return ""
         return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
+
+    def divide(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return on which clusters of a view a reservation for jobs of this kind may be. Raise ``UsageError``."""
+        return self._place(spec, view)
 
     def _place(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the answer of the job's policy on a view, ignoring probation."""

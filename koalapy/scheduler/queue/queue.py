@@ -323,6 +323,8 @@ class PlacementQueue:
         if group is None:
             awaits = awaited_by(spec, is_limited=ask is not None, home=home)
             needs = needs_of(spec.request, home, shares=spec.share, duration=duration)
+            if spec.reservation:  # it needs no idle nodes
+                needs = Needs(0, 0, duration=duration)
             owner = spec.owner if self._by_owner else ""
             group = self._groups[shape] = Group(shape, needs, awaits, ask, section, owner)
             for change in awaits:

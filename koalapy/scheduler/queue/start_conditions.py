@@ -36,7 +36,8 @@ def find_missed_deadline(spec: JobSpec, rules: Rules, now: float) -> str:
     latest = latest_start(spec, rules)
     if spec.deadline is None or latest is None or now < latest:
         return ""
-    deadline, walltime = f"deadline {format_time(spec.deadline, now, exact=True)} UTC", spec.walltime or 0.0
+    kind = f"the end of reservation {spec.reservation}," if spec.reservation else "deadline"
+    deadline, walltime = f"{kind} {format_time(spec.deadline, now, exact=True)} UTC", spec.walltime or 0.0
     if now >= spec.deadline:
         return f"{deadline} has passed"
     if now >= spec.deadline - walltime:
@@ -130,6 +131,11 @@ class StartConditions:
         job = self._ledger.get(job_id)
         if job is not None and job.state.is_waiting:
             self._fail(job, find_missed_deadline(job.spec, self._rules, now), now)
+
+    def end_reservation(self, name: str, reason: str, now: float) -> None:
+        """Fail the jobs that wait for nodes of a reservation that is not in force any more."""
+        for job in [job for job in self._ledger.jobs.values() if job.spec.reservation == name and job.state.is_waiting]:
+            self._fail(job, f"reservation {name} {reason}", now)
 
     def settle(self, now: float) -> bool:
         """Release or fail the jobs that wait for jobs that have ended since the last call.

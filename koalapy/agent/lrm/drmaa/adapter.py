@@ -16,6 +16,7 @@ from koalapy.agent.lrm.rejections import (
     reject_qsub_options,
     reject_sbatch_options,
     reject_size,
+    reservation_rejection,
     split_options,
 )
 from koalapy.agent.lrm.script import place_script
@@ -156,6 +157,8 @@ class DrmaaLrm(PolledLrm):
             reject_size(submission.nodes, f"the cluster has {self._settings.nodes}", hint)
         problem = "a cluster of the kind drmaa cannot choose its nodes by {field}"
         reject_fields(submission.requirement, _FIELDS_WITHOUT_MEANING, problem)
+        if submission.reservation:
+            raise reservation_rejection("a cluster of the kind drmaa has no reservations", submission.reservation)
         native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Recorded first: after a crash in between, it must not be submitted a second time.

@@ -19,12 +19,21 @@ from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, LocalCluster, rai
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
 from koalapy.agent.lrm.local.processes import SOCKET_NAME
 from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
-from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.rejections import reject_fields
+from koalapy.agent.lrm.port import (
+    JOB_PREFIX,
+    Finding,
+    LrmJob,
+    LrmJobState,
+    LrmSnapshot,
+    LrmSubmission,
+    ReservationOrder,
+)
+from koalapy.agent.lrm.rejections import reject_fields, reservation_rejection
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.job_sizes import NodeReservation
 from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
-from koalapy.model.reports import ListedState
+from koalapy.model.reports import MAX_RESERVATIONS, ListedState
 from koalapy.runner.folders import short_socket_path
 
 _ENDED_RETENTION_S = 10.0
@@ -125,21 +134,27 @@ class LocalLrm:
             await self._folders.make_folder(submission.user, submission.workdir, files)
         elif not self._key:
             await asyncio.to_thread(write_secrets, submission.workdir, submission.secrets)
-        reply = await link.request(
-            "submit",
-            name=submission.name,
-            user=submission.user or OWN_USER,
-            account=account,
-            nodes=submission.nodes,
-            argv=self._failures.choose_command(submission.argv),
-            env=dict(submission.environment),
-            cwd=str(submission.workdir),
-            output=str(submission.output),
-            walltime=submission.walltime,
-            eligible=sorted(eligible or ()),
-            parts=self._parts_for(submission.requirement),
-            secrets=list(submission.secrets) if self._key else [],
-        )
+        try:
+            reply = await link.request(
+                "submit",
+                name=submission.name,
+                user=submission.user or OWN_USER,
+                account=account,
+                nodes=submission.nodes,
+                argv=self._failures.choose_command(submission.argv),
+                env=dict(submission.environment),
+                cwd=str(submission.workdir),
+                output=str(submission.output),
+                walltime=submission.walltime,
+                eligible=sorted(eligible or ()),
+                parts=self._parts_for(submission.requirement),
+                reservation=submission.reservation,
+                secrets=list(submission.secrets) if self._key else [],
+            )
+        except SiteRejected as error:
+            if error.value == "reservation":
+                raise reservation_rejection(error.message, submission.reservation) from error
+            raise
         return str(reply["job"])
 
     def _parts_for(self, requirement: NodeRequirement) -> dict[str, Part]:
@@ -206,6 +221,26 @@ class LocalLrm:
             return [Finding("resource manager", False, error.message, "see locald.log in the cluster's directory")]
         return [Finding("resource manager", True, f"embedded, {snapshot.total} nodes, {snapshot.idle} idle")]
 
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        users = [account or OWN_USER for account in order.accounts]
+        try:
+            reply = await (await self._connect()).request("reserve", **asdict(order), users=users)
+        except SiteRejected as error:
+            if error.message.startswith("op: "):
+                text = f"the locald of {self.cluster.name} is of an earlier version, which reserves no nodes"
+                raise SiteRejected(
+                    text, hint="stop the grid when the cluster has no jobs, and start it again"
+                ) from error
+            raise
+        return [str(node) for node in reply["nodes"]]
+
+    async def release_reservation(self, name: str) -> None:
+        await (await self._connect()).request("unreserve", name=name)
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        reply = await (await self._connect()).request("list", ended_since=self._ended_seq)
+        return [entry["name"] for entry in reply["reservations"] if entry["name"].startswith(prefix)]
+
     async def take_snapshot(self) -> LrmSnapshot:
         link = await self._connect()
         reply = await link.request("list", ended_since=self._ended_seq, ended_prefix=self._prefix)
@@ -228,11 +263,18 @@ class LocalLrm:
                 self._ended[record["job"]] = (_job_from_record(record), time.monotonic() + _ENDED_RETENTION_S)
             else:
                 jobs.append(_job_from_record(record))
+        reservations = reply.get("reservations", [])  # none from a locald of an earlier version
+        reasons = {}
+        for entry in reservations:
+            for node in entry["nodes"] if entry["begins"] <= time.time() else ():
+                if states[node] == "idle":
+                    states[node], reasons[node] = "local", f"reserved: {entry['name']}"
         now = time.monotonic()
         self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
         used = self._used_parts(reply["jobs"]) if self._share else NO_PARTS
         all_jobs = (*jobs, *(job for job, _ in self._ended.values()))
-        return replace(self._classes.make_snapshot(states, {}, all_jobs, used), shares=self._share)
+        snapshot = self._classes.make_snapshot(states, reasons, all_jobs, used)
+        return replace(snapshot, shares=self._share, reservations=_report_reservations(reservations, states))
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yield when the first snapshot is possible, then whenever locald reports a change or was lost."""
@@ -384,6 +426,23 @@ class _Link:
                 if not future.done():
                     future.set_exception(SiteUnavailable("locald has ended"))
             self._changed.set()
+
+
+def _report_reservations(
+    records: Sequence[dict[str, Any]], states: Mapping[str, ListedState]
+) -> tuple[NodeReservation, ...]:
+    """Return the reservations of locald's answer, the earliest first."""
+    reports = [
+        NodeReservation(
+            record["name"],
+            len(record["nodes"]),
+            sum(states[node] == "idle" for node in record["nodes"]),
+            record["begins"],
+            record["ends"],
+        )
+        for record in records
+    ]
+    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 
 
 def _job_from_record(record: dict[str, Any]) -> LrmJob:

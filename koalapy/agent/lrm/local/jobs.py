@@ -1,10 +1,12 @@
 """The nodes, jobs and queue of an embedded cluster. Nothing here knows processes or sockets."""
 
+import json
 import math
 import os
+import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 WALLTIME_EXCEEDED = "walltime exceeded"
@@ -18,7 +20,11 @@ None: it is not checked for this job.
 
 
 class RequestRejected(Exception):
-    """A rejected request; ``kind`` is ``rejected``, or ``unavailable`` or ``limit`` if it may succeed later."""
+    """A rejected request.
+
+    ``kind`` is ``rejected``, ``unavailable`` or ``limit`` if it may succeed later, or ``reservation`` if the job's
+    reservation does not suit it.
+    """
 
     def __init__(self, message: str, kind: str = "rejected") -> None:
         super().__init__(message)
@@ -70,6 +76,10 @@ class LocalJob:
     """Addresses of the nodes that it may get; empty: any."""
     parts: dict[str, Part] = field(default_factory=dict)
     """What it takes of each node that it may share, by address."""
+    reservation: str = ""
+    """The reservation of its nodes; empty: none."""
+    ends_at: float = math.inf
+    """When a running job's walltime is over, in seconds since the epoch."""
     state: str = "queued"
     """``queued``, ``running`` or ``ended``."""
     nodes: list[LocalNode] = field(default_factory=list)
@@ -97,16 +107,38 @@ class LocalJob:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LocalReservation:
+    """Nodes, by address, that only jobs of these users get from begin to end, in seconds since the epoch."""
+
+    name: str
+    nodes: list[str]
+    begins: float
+    ends: float
+    users: list[str]
+
+
 class JobTable:
     """All jobs, and a queue that is strictly first come, first served over all users.
 
     A node belongs to one job at a time, or to several that share it. Partly used nodes are allocated first, and then
-    the lowest numbers.
+    the lowest numbers. Each reservation has a separate queue. Other jobs get its nodes if they end before it begins,
+    and hold up no others if too few nodes are left to them.
     """
 
-    def __init__(self, nodes: list[LocalNode], first_id: int = 1) -> None:
-        """``first_id``: the id of the first job, larger than those of earlier tables."""
-        self.nodes = nodes
+    def __init__(
+        self,
+        nodes: list[LocalNode],
+        first_id: int = 1,
+        reservations_file: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``first_id``: the id of the first job, larger than those of earlier tables. ``reservations_file``: keeps the
+        reservations for later tables; empty: none does. ``clock``: returns seconds since the epoch."""
+        self.nodes, self._reservations_file, self._clock = nodes, reservations_file, clock
+        self.reservations = {each.name: each for each in self._load_reservations()}
+        self._begun: set[str] = set()
+        """The reservations that had begun when that was last checked."""
         self.seq = 0
         """Rises with every change that a client can see."""
         self.queue: deque[LocalJob] = deque()
@@ -123,6 +155,8 @@ class JobTable:
     def submit_job(self, request: dict[str, Any]) -> LocalJob:
         """Queue the job that a request describes. Raise ``RequestRejected``, which names the wrong field."""
         job = parse_submission(request, self._next_id, frozenset(node.address for node in self.nodes))
+        if job.reservation:
+            self._check_reservation(job)
         self._next_id += 1
         self._by_id[job.id] = self._newest_by_name[job.name] = job
         self.queue.append(job)
@@ -130,23 +164,123 @@ class JobTable:
         return job
 
     def start_next_job(self) -> LocalJob | None:
-        """Allocate nodes to the head of the queue and return it; None if it would get too few."""
+        """Allocate nodes to the first job of a queue and return it; None if each would get too few."""
         if not self.queue:
             return None
-        head = self.queue[0]
-        nodes = [node for node in self.nodes if node.can_run(head)]
-        if head.parts:
-            nodes.sort(key=lambda node: not node.jobs)
-        if len(nodes) < head.size:
+        now = self._clock()
+        heads: dict[str, LocalJob] = {}
+        for job in self.queue if self.reservations or self.queue[0].reservation else (self.queue[0],):
+            if job.reservation not in heads and self._leaves_enough(job, now):
+                heads[job.reservation] = job
+        for job in heads.values():
+            nodes = [node for node in self.nodes if node.can_run(job) and self._admits(node.address, job, now)]
+            if len(nodes) >= job.size:
+                break
+        else:
             return None
-        job = self.queue.popleft()
-        job.state = "running"
+        if job.parts:
+            nodes.sort(key=lambda node: not node.jobs)
+        self.queue.remove(job)
+        if job.reservation:  # it ends with its reservation
+            job.walltime = min(job.walltime or math.inf, self.reservations[job.reservation].ends - now)
+        job.state, job.ends_at = "running", now + (job.walltime or math.inf)
         job.nodes = nodes[: job.size]
         for node in job.nodes:
             node.jobs.append(job)
         self.running[job.id] = job
         self.seq += 1
         return job
+
+    def _admits(self, address: str, job: LocalJob, now: float) -> bool:
+        """Return whether the reservations leave a node to a job that starts now."""
+        if job.reservation:
+            own = self.reservations.get(job.reservation)
+            return own is not None and own.begins <= now < own.ends and address in own.nodes
+        end = now + (job.walltime or math.inf)
+        return not any(
+            address in each.nodes and now < each.ends and each.begins < end for each in self.reservations.values()
+        )
+
+    def _leaves_enough(self, job: LocalJob, now: float) -> bool:
+        """Return whether a job could start now if no other job ran. Otherwise later jobs of its queue come first."""
+        return sum(self._admits(node.address, job, now) for node in self.nodes) >= job.size
+
+    def _check_reservation(self, job: LocalJob) -> None:
+        """Raise ``RequestRejected`` if the job's reservation never gives it nodes."""
+        reservation = self.reservations.get(job.reservation)
+        if reservation is None:
+            raise RequestRejected(f"reservation: there is no {job.reservation} on this cluster", "reservation")
+        if job.user not in reservation.users:
+            raise RequestRejected(f"reservation: {job.user} may not use {job.reservation}", "reservation")
+        most = len(job.eligible.intersection(reservation.nodes) if job.eligible else reservation.nodes)
+        if job.size > most:
+            problem = f"{job.size} nodes requested, and it has {most}" + (" that are eligible" if job.eligible else "")
+            raise RequestRejected(f"reservation: {problem}", "reservation")
+
+    def reserve_nodes(self, request: dict[str, Any]) -> LocalReservation:
+        """Make the reservation that a request describes, or return the one of its name. Raise ``RequestRejected``.
+
+        Its nodes are those with the highest numbers that neither a running job nor another reservation has then.
+        """
+        name, begins, ends, users = request["name"], float(request["begins"]), float(request["ends"]), request["users"]
+        if not name or not users or not all(map(_is_text, (name, *users))) or not begins < ends < math.inf:
+            raise RequestRejected("name, users and times must be those of a reservation")
+        if existing := self.reservations.get(name):
+            return existing
+        others = [each for each in self.reservations.values() if each.begins < ends and begins < each.ends]
+        taken = {node for each in others for node in each.nodes}
+        taken |= {node.address for job in self.running.values() if job.ends_at > begins for node in job.nodes}
+        free = [node.address for node in reversed(self.nodes) if node.address not in taken]
+        if len(free) < int(request["nodes"]):
+            most = f"{len(free)} of its {len(self.nodes)} nodes are free then"
+            raise RequestRejected(f"nodes: {int(request['nodes'])} requested, and {most}", "limit")
+        reservation = LocalReservation(name, free[: int(request["nodes"])], begins, ends, list(users))
+        self._set_reservations([*self.reservations.values(), reservation])
+        return reservation
+
+    def release_reservation(self, name: object) -> None:
+        """Remove a reservation, if it exists. Its running jobs continue. Raise ``RequestRejected``."""
+        if name in self.reservations:
+            self._set_reservations(each for each in self.reservations.values() if each.name != name)
+
+    def next_change_s(self) -> float | None:
+        """Forget the reservations that are over, and count those that have begun as a change.
+
+        Return the seconds until another one begins or ends; None without one.
+        """
+        if not self.reservations and not self._begun:
+            return None
+        now = self._clock()
+        self.reservations = {name: each for name, each in self.reservations.items() if each.ends > now}
+        begun = {name for name, each in self.reservations.items() if each.begins <= now}
+        if begun != self._begun:
+            self._begun = begun
+            self.seq += 1
+        times = (each.ends if each.name in begun else each.begins for each in self.reservations.values())
+        return min(times, default=math.inf) - now if self.reservations else None
+
+    def _set_reservations(self, reservations: Iterable[LocalReservation]) -> None:
+        """Replace all reservations, first in the file. Raise ``RequestRejected`` if it cannot be written."""
+        changed = {each.name: each for each in reservations}
+        if self._reservations_file:
+            try:
+                with open(f"{self._reservations_file}.new", "w", encoding="utf-8") as file:
+                    json.dump([asdict(each) for each in changed.values()], file)
+                os.replace(f"{self._reservations_file}.new", self._reservations_file)
+            except OSError as error:
+                raise RequestRejected(f"cannot write the reservations: {error.strerror}", "unavailable") from error
+        self.reservations = changed
+        self.seq += 1
+
+    def _load_reservations(self) -> Iterable[LocalReservation]:
+        """Yield the reservations of an earlier table that are not over, without nodes that no longer exist."""
+        try:
+            with open(self._reservations_file, encoding="utf-8") as file:
+                stored = [LocalReservation(**entry) for entry in json.load(file)]
+        except (OSError, ValueError, TypeError):
+            return
+        addresses = {node.address for node in self.nodes}
+        yield from (each for each in stored if each.ends > self._clock() and addresses.issuperset(each.nodes))
 
     def end_job(self, job: LocalJob) -> None:
         """Free a job's nodes, or take it out of the queue. Forget the oldest ended job above the limit."""
@@ -201,6 +335,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "output": os.devnull,
     "eligible": [],
     "parts": {},
+    "reservation": "",
 }
 """The fields of a submission that always have a value of the same type, and their defaults."""
 

@@ -23,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ MAX_NODES = 254
 """Addresses of the last octet."""
 _MAX_LINE_BYTES = 4 << 20
 _MAX_UNSENT_BYTES = 64 << 20
-_FORBIDDEN_FOR_JOBS = ("submit", "cancel", "shutdown", "keep")
+_FORBIDDEN_FOR_JOBS = ("submit", "cancel", "shutdown", "keep", "reserve", "unreserve")
 """Operations that programs on the cluster itself may not request."""
 _RESULT_UNDELIVERED = 1
 """Exit code of a runner after no agent has received its result."""
@@ -61,6 +62,8 @@ _MAX_PENDING_BYTES = 1 << 16
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _ACCEPT_RETRY_S = 0.5
 _NOTICE_INTERVAL_S = 0.01
+_MAX_CLOCK_ERROR_S = 60.0
+"""Seconds after which the clock is read again, which may have been set, for reservations that begin or end."""
 
 
 class Client(LineConnection):
@@ -131,6 +134,8 @@ class Server:
             "watch": self._watch,
             "shutdown": self._shut_down,
             "keep": self._keep_key,
+            "reserve": self._reserve_nodes,
+            "unreserve": self._release_reservation,
         }
         self._signal_reader, self._signal_writer = socket.socketpair()
         for end in (self._signal_reader, self._signal_writer, listener):
@@ -246,6 +251,14 @@ class Server:
         self._end_job(job, "cancelled")
         return {"state": job.state}
 
+    def _reserve_nodes(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+        """Reserve nodes and return their addresses; those of an existing reservation of that name."""
+        return {"nodes": self._jobs.reserve_nodes(request).nodes}
+
+    def _release_reservation(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+        self._jobs.release_reservation(request.get("name"))
+        return {}
+
     def _end_job(self, job: LocalJob, reason: str) -> None:
         """Remove a queued job, or stop a running one. Ignore an ended one."""
         if job.state == "queued":
@@ -269,7 +282,7 @@ class Server:
         return None
 
     def _list_jobs(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
-        """Return all active jobs, and those with a prefix in their name that ended after ``ended_since``."""
+        """Return reservations, active jobs, and those with a prefix in their name that ended after ``ended_since``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
             raise RequestRejected("ended_since must be a whole number, ended_prefix a string")
@@ -281,6 +294,7 @@ class Server:
             "total": len(self._jobs.nodes),
             "idle": len(self._jobs.idle_nodes()),
             "jobs": [job.as_record() for job in (*self._jobs.active_jobs, *ended)],
+            "reservations": [asdict(reservation) for reservation in self._jobs.reservations.values()],
         }
 
     def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
@@ -304,6 +318,8 @@ class Server:
 
     def _advance(self) -> None:
         """Start queued jobs, record ended ones, send replies and notices, and decide whether the server may end."""
+        if (seconds := self._jobs.next_change_s()) is not None:
+            self.loop.set_alarm("reservation", min(seconds, _MAX_CLOCK_ERROR_S), lambda: None)
         while not self._is_stopping and (job := self._jobs.start_next_job()):
             self._runs.start_job(job)
         self._report_ended_jobs()
@@ -410,7 +426,7 @@ def _start(options: argparse.Namespace, directory: Path, lock: int) -> int:
     # Forks of the preloaded program keep the lock, so that the next locald starts after their end.
     spawner = Spawner(preloaded, lambda: server.release())
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-    jobs, loop = JobTable(nodes, first_id=int(time.time() * 100)), Loop()
+    jobs, loop = JobTable(nodes, int(time.time() * 100), str(directory / "reservations.json")), Loop()
     runs = Runs(jobs, spawner, loop, str(directory), base_env, options.kill_grace)
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
     server = Server(jobs, runs, loop, listener, directory, settings=settings, linger_s=options.linger)

@@ -30,14 +30,16 @@ from koalapy.agent.lrm.port import (
     LrmSnapshot,
     LrmSubmission,
     PolledLrm,
+    ReservationOrder,
 )
 from koalapy.agent.lrm.rejections import (
-    blame_requirement,
+    blame_choice,
     reject_charges,
     reject_fields,
     reject_other_job,
     reject_qsub_options,
     reject_size,
+    reservation_rejection,
     split_options,
 )
 from koalapy.agent.lrm.script import place_script
@@ -47,6 +49,7 @@ from koalapy.agent.lrm.sge.answers import (
     SUSPENDED,
     UNREACHABLE,
     AccountingRecord,
+    AdvanceReservation,
     Listing,
     NodeState,
     QueueInstance,
@@ -62,6 +65,7 @@ from koalapy.agent.lrm.sge.answers import (
     short_name,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
+from koalapy.agent.lrm.sge.reservations import RESERVATIONS_MAX_AGE_S, SgeReservations, report_reservations
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
@@ -116,6 +120,7 @@ class SgeLrm(PolledLrm):
         self._commands = SgeCommands(self._folders.run_as)
         accounts = self._folders.list_accounts
         self._jobs = TrackedJobs(self._commands, control, self.poll_soon, prefix, accounts, clock)
+        self._reservations = SgeReservations(self._commands, settings, self._jobs.owner, self._native_options)
         self._users = "*" if self._folders.is_mapped else self._jobs.owner
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
@@ -143,8 +148,16 @@ class SgeLrm(PolledLrm):
         native = ["-pe", self._settings.parallel_environment, str(submission.nodes * layout.slots)]
         if queue := submission.requirement.partition or self._settings.queue:
             native += ["-q", queue]
-        if submission.walltime is not None:
-            native += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
+        walltime = submission.walltime
+        if submission.reservation:
+            if (reservation := await self._reservations.find(submission.reservation)) is None:
+                text = f"there is no advance reservation {submission.reservation}"
+                raise reservation_rejection(text, submission.reservation)
+            native += ["-ar", reservation.id]
+            longest = reservation.longest_walltime(self._clock.now())
+            walltime = longest if walltime is None else min(walltime, longest)
+        if walltime is not None:
+            native += ["-l", f"h_rt={max(1, math.ceil(walltime))}"]
         native += self._node_options(submission, layout)
         # Run the script in its place, which only its account can read, and never a second time.
         native += ["-b", "y", "-shell", "n", "-r", "n", *self._native_options]
@@ -152,7 +165,8 @@ class SgeLrm(PolledLrm):
         try:
             job = await self._control.submit_job(script, submission, native)
         except SiteRejected as error:
-            raise blame_requirement(self._commands.rejection(error), submission.requirement) from error
+            rejection = self._commands.rejection(error)
+            raise blame_choice(rejection, submission.requirement, submission.reservation) from error
         if submission.name.startswith(self._jobs.prefix):
             self._jobs.add_submitted(job, submission.name, submission.user)
         self.poll_soon()
@@ -172,6 +186,16 @@ class SgeLrm(PolledLrm):
         if hosts is not None and (submission.node_class or len(hosts) < len(layout.hosts)):
             options += ["-l", f"h={'|'.join(sorted(hosts))}"]
         return options
+
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        return await self._reservations.create(order, await self._current_layout(), self._clock.now())
+
+    async def release_reservation(self, name: str) -> None:
+        running = [job.id for job in await self._list_jobs("prs") if job.name.startswith(self._jobs.prefix)]
+        await self._reservations.delete(name, running)
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        return [each.name for each in await self._reservations.find_all() if each.name.startswith(prefix)]
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         if (id := self._jobs.find_id(name, user)) is not None:
@@ -224,8 +248,13 @@ class SgeLrm(PolledLrm):
             active_jobs.append(convert_job(job, tracked, unreachable))
         jobs = (*active_jobs, *self._jobs.unresolved_jobs(), *self._jobs.ended_jobs())
         held = {node for job in active_jobs if job.state is LrmJobState.RUNNING for node in job.nodes}
+        if self._clock.monotonic() > self._reservations.read_at + RESERVATIONS_MAX_AGE_S:
+            self._reservations.read_at = self._clock.monotonic()
+            with contextlib.suppress(SiteError):  # then the previous ones count
+                await self._reservations.find_all()
         return replace(
-            make_snapshot(listing, layout, held, jobs, self._groups), submit_error=await self._control.submit_error()
+            make_snapshot(listing, layout, held, jobs, self._groups, self._reservations.known),
+            submit_error=await self._control.submit_error(),
         )
 
     async def read_version(self) -> str:
@@ -234,7 +263,10 @@ class SgeLrm(PolledLrm):
     async def check_setup(self) -> Sequence[Finding]:
         settings = self._settings
         findings = await check_grid_engine(self._commands, settings.parallel_environment, settings.queue)
-        return [*findings, *await self._control.check_setup()]
+        findings += await self._control.check_setup()
+        if all(finding.ok for finding in findings):
+            findings.append(await self._reservations.check_right())
+        return findings
 
     async def _current_layout(self) -> Layout:
         """Return the hosts and slots of the parallel environment; read them again when they are too old."""
@@ -272,7 +304,12 @@ class SgeLrm(PolledLrm):
 
 
 def make_snapshot(
-    listing: Listing, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...], groups: NodeGroups = NO_GROUPS
+    listing: Listing,
+    layout: Layout,
+    held: Collection[str],
+    jobs: tuple[LrmJob, ...],
+    groups: NodeGroups = NO_GROUPS,
+    reservations: Sequence[AdvanceReservation] = (),
 ) -> LrmSnapshot:
     """Return a snapshot. Each node counts in at most one of idle, background and down."""
     usable: dict[str, list[QueueInstance]] = {}
@@ -297,7 +334,8 @@ def make_snapshot(
     problems = {host: "".join(sorted({*"".join(one.states for one in usable[host])})) for host in usable}
     reasons = {host: f"queue state {letters}" for host, letters in problems.items() if letters}
     sizes = (JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else ()
-    return replace(groups.make_snapshot(states, reasons, jobs), job_sizes=sizes)
+    snapshot = groups.make_snapshot(states, reasons, jobs)
+    return replace(snapshot, job_sizes=sizes, reservations=report_reservations(reservations, states))
 
 
 ENDED_RETENTION_S = 60.0

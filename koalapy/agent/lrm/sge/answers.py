@@ -6,6 +6,7 @@ leave ``&`` and ``<`` in them. Wrapper scripts print blank lines before it.
 
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,10 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kKmMgGtT]?)B?")
 
 NodeState = Literal["idle", "busy", "down"]
 
+DURATION_OFFSET_S = 60.0
+"""Seconds before the end of a reservation at which its jobs are ended, Grid Engine's default of DURATION_OFFSET."""
+START_TIME_S = 20.0
+"""Seconds in which a job in a reservation must start."""
 QUEUE_STATES: Mapping[str, NodeState] = {
     "a": "busy",  # load alarm: other processes keep it busy, nothing is started there
     "A": "busy",  # load so high that jobs are suspended
@@ -89,6 +94,24 @@ class Listing:
     jobs: tuple[SgeJob, ...]
     unreadable: int = 0
     """Lines that were skipped. A job that is missing has not ended, then."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceReservation:
+    """An advance reservation; times in seconds since the epoch."""
+
+    id: str
+    name: str
+    begins: float
+    ends: float
+    hosts: frozenset[str] = frozenset()
+
+    def longest_walltime(self, now: float) -> float:
+        """Return the seconds that a job may run in it, so that it ends by its own limit.
+
+        Grid Engine would kill a longer one without a reason that shows in its accounting.
+        """
+        return max(1.0, self.ends - max(now, self.begins) - DURATION_OFFSET_S - START_TIME_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +253,29 @@ def read_waiting_reason(text: str) -> str:
         line for line in lines if re.search(r"cannot run in PE|exceeds limit|limit .* in rule|dropped because", line)
     ]
     return next(iter([*decisive, *lines]), "")[:MAX_REASON_LENGTH]
+
+
+def read_reservations(text: bytes) -> Sequence[AdvanceReservation]:
+    """Read an answer of ``qrstat -xml``, without what is over. Raise ``SiteUnavailable`` for other text."""
+    try:
+        root, _ = _read_xml(text)
+    except Xml.ParseError as error:
+        raise SiteUnavailable(f"qrstat's answer is not XML: {_quote_begin(text)} ({error})") from error
+    reservations = []
+    for element in root.findall("ar_summary"):
+        try:
+            times = [
+                time.mktime(time.strptime(_text(element, name), "%Y-%m-%dT%H:%M:%S"))
+                for name in ("start_time", "end_time")
+            ]
+        except (ValueError, OverflowError):
+            continue
+        id, is_over = _text(element, "id"), _text(element, "state") in ("x", "d")
+        instances = [slots.get("queue_instance", "") for slots in element.findall("granted_slots_list/granted_slots")]
+        hosts = frozenset(name.partition("@")[2] for name in instances if "@" in name)
+        if id.isdecimal() and not is_over:
+            reservations.append(AdvanceReservation(id, _text(element, "name"), times[0], times[1], hosts))
+    return reservations
 
 
 def _text(element: Xml.Element, name: str) -> str:

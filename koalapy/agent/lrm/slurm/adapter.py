@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +19,10 @@ from koalapy.agent.lrm.port import (
     LrmSnapshot,
     LrmSubmission,
     PolledLrm,
+    ReservationOrder,
 )
 from koalapy.agent.lrm.rejections import (
-    blame_requirement,
+    blame_choice,
     reject_charges,
     reject_other_job,
     reject_sbatch_options,
@@ -40,7 +40,7 @@ from koalapy.agent.lrm.slurm.answers import (
     read_lines,
     read_nodes,
 )
-from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, time_limit
+from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, own_account, time_limit
 from koalapy.agent.lrm.slurm.limits import NO_LIMIT, AccountLimit, read_account_limit, report_reservations
 from koalapy.agent.lrm.slurm.offer import (
     Offer,
@@ -54,6 +54,7 @@ from koalapy.agent.lrm.slurm.offer import (
     read_sharing,
     split_names,
 )
+from koalapy.agent.lrm.slurm.reservations import SlurmReservations
 from koalapy.agent.lrm.slurm.states import (
     NODE_RESERVED,
     NodeState,
@@ -125,6 +126,7 @@ class SlurmLrm(PolledLrm):
         self._commands = SlurmCommands(self._folders.run_as)
         self._settings, self._native_options = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._native_options, partition="leave it out, and set the cluster's partition")
+        self._reservations = SlurmReservations(self._commands, self._native_options)
         self._prefix = prefix
         self._control = SbatchControl(self._common_options(), self._commands)
         self._offer: Offer | None = None
@@ -152,10 +154,16 @@ class SlurmLrm(PolledLrm):
             submission = replace(submission, requirement=replace(submission.requirement, share=False))
         await self._reject_size(submission)
         native = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
-        if submission.walltime is not None:
-            native.append(f"--time={time_limit(submission.walltime)}")
+        walltime = submission.walltime
+        if submission.reservation:
+            longest = await self._reservations.longest_walltime(submission.reservation, self._clock.now())
+            walltime = longest if walltime is None else min(walltime, longest)
+        if walltime is not None:
+            native.append(f"--time={time_limit(walltime)}")
         part = submission.requirement if submission.requirement.share else None
         native += [*self._common_options(part), *self._node_options(submission)]
+        if submission.reservation:
+            native.append(f"--reservation={submission.reservation}")
         script = await place_script(submission, "srun", self._folders)
         try:
             return await self._control.submit_job(script, submission, native)
@@ -171,7 +179,8 @@ class SlurmLrm(PolledLrm):
                 with contextlib.suppress(SiteUnavailable):
                     await self._reject_size(submission)
                     error.sizes = error.sizes or (await self._current_offer()).find_misfit(error, submission.nodes)
-            raise blame_requirement(self._commands.rejection(error), submission.requirement) from error
+            rejection = self._commands.rejection(error)
+            raise blame_choice(rejection, submission.requirement, submission.reservation) from error
         finally:
             self.poll_soon()
 
@@ -199,10 +208,23 @@ class SlurmLrm(PolledLrm):
             if job_state(line.words) is LrmJobState.ENDED:
                 continue
             if line.name != name or (await self._account_of(line.uid)) != user:
-                reject_other_job(job, f"{line.name} of uid {line.uid}", f"{name} of {user or _own_account()}")
+                reject_other_job(job, f"{line.name} of uid {line.uid}", f"{name} of {user or own_account()}")
             self._cancelled.add(job)
             await self._control.cancel_job(job, user)
             self.poll_soon()
+
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        try:
+            return await self._reservations.create(order, await self._current_offer(), self._clock.now())
+        finally:
+            self._offer = None  # it lists reservations
+
+    async def release_reservation(self, name: str) -> None:
+        await self._reservations.delete(name)
+        self._offer = None
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        return [name for name in await self._reservations.find_all() if name.startswith(prefix)]
 
     async def read_version(self) -> str:
         return await self._commands.read_version()
@@ -235,6 +257,8 @@ class SlurmLrm(PolledLrm):
             except SiteError as error:
                 findings.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
             findings += await self._control.check_setup(min_nodes)
+            if self._offer is not None:
+                findings.append(await self._reservations.check_right(self._offer))
         return findings
 
     async def take_snapshot(self) -> LrmSnapshot:
@@ -385,11 +409,11 @@ class SlurmLrm(PolledLrm):
         try:
             if not await self._accounting.enforces_limits():
                 return NO_LIMIT
-            options = ("flags=assoc,qos", f"users={_own_account()}")
+            options = ("flags=assoc,qos", f"users={own_account()}")
             answer = await self._commands.run_checked("scontrol", "show", "assoc_mgr", "--oneliner", *options)
         except SiteError:
             return self._limit
-        return read_account_limit(answer.text, _own_account(), account, split_names(qos))
+        return read_account_limit(answer.text, own_account(), account, split_names(qos))
 
     async def _read_nodes(self, offer: Offer) -> list[SlurmNode]:
         """Return all nodes that grid jobs may get."""
@@ -421,11 +445,11 @@ class SlurmLrm(PolledLrm):
         Names are used, since Slurm up to 24.05 takes no number of 2³¹ and more, and converts ``--me`` to one. squeue
         skips an account that it does not know; its jobs must not be taken for ended ones.
         """
-        names = [name or _own_account() for name in users]
+        names = [name or own_account() for name in users]
         answer = await self._commands.run_checked("squeue", f"--user={','.join(names)}", "--states=all", *options)
         for name in re.findall(r"Invalid user: (\S+)", answer.errors):
             exists = True
-            if name != _own_account():
+            if name != own_account():
                 try:
                     await self._folders.run_as.accounts.find_account(name)
                 except SiteRejected:
@@ -562,11 +586,3 @@ def _state_text(node: SlurmNode) -> str:
     """Return the state of a node in Slurm's words, with the reason that an operator gave."""
     words = "+".join(sorted(node.words)).lower()
     return f"{words}: {node.reason}" if node.reason else words
-
-
-def _own_account() -> str:
-    """Return the name of the agent's account, or its number if it has no name."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())

@@ -59,6 +59,14 @@ class SlurmCommands(Commands):
         return Finding(subject, True, os.path.dirname(paths[names[0]] or ""))
 
 
+def own_account() -> str:
+    """Return the name of the agent's account, or its number if it has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 def time_limit(walltime: float) -> str:
     """Return seconds as ``H:MM:00``, which sbatch and DRMAA libraries of Slurm accept.
 

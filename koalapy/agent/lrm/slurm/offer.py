@@ -22,7 +22,7 @@ _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INA
 _MIN_RELEASE = (21, 8)
 """The first release with ``sinfo --json``."""
 _SHOW_CONFIG = ("scontrol", "show", "config")
-_SHOW_RESERVATIONS = ("scontrol", "show", "reservation", "--oneliner")
+SHOW_RESERVATIONS = ("scontrol", "show", "reservation", "--oneliner")
 _EXCLUSIVE = (("OverSubscribe", "EXCLUSIVE"), ("ExclusiveUser", "YES"))
 """Fields of a partition by which a node with a job takes none of another user."""
 _CONSTRAINT_TOKEN = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
@@ -199,7 +199,7 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
     error = ""
     by_name: dict[str, Reservation] = {}
     try:
-        by_name = read_reservations((await commands.run_checked(*_SHOW_RESERVATIONS)).text)
+        by_name = read_reservations((await commands.run_checked(*SHOW_RESERVATIONS)).text)
     except SiteError:
         if reservation_names:
             raise

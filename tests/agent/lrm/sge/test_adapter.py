@@ -28,8 +28,10 @@ async def lrm(
     await lrm.close()
 
 
-def make_submission(folder: Path, *, nodes: int = 2, walltime: float | None = None) -> LrmSubmission:
-    return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", walltime)
+def make_submission(
+    folder: Path, *, nodes: int = 2, walltime: float | None = None, reservation: str = ""
+) -> LrmSubmission:
+    return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", walltime, reservation=reservation)
 
 
 def get_job(snapshot: LrmSnapshot, name: str) -> LrmJob:

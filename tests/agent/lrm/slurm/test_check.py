@@ -16,7 +16,7 @@ async def run_check(slurm: FakeSlurm, **settings: object) -> dict[str, Finding]:
 async def test_check_of_healthy_cluster_passes(slurm: FakeSlurm) -> None:
     slurm.set_answer("sbatch", "", errors="sbatch: Job 3 to start at 2026-11-21T10:00:00\n", when="*--test-only*")
     finding = await run_check(slurm, account="physics")
-    assert [entry.ok for entry in finding.values()] == [True] * 8
+    assert [entry.ok for entry in finding.values()] == [True] * 9
     assert finding["Slurm"].result == "slurm-wlm 22.05.8"
     assert finding["partition"].result == "main"
     assert finding["nodes"].result == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"

@@ -7,16 +7,17 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from koalapy.cli.terminal.screen import CountingReader, Progress, Transfer, waiting_for
-from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
+from koalapy.client.errors import Exit, GridError
 from koalapy.model.wording import is_utf8
+
+if TYPE_CHECKING:
+    from koalapy.client.client import Client
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors caused by the written archive, not by the files that are read."""
@@ -44,21 +45,17 @@ class Packed:
     files: int
 
 
-def stage_files(client: Client, paths: Sequence[str]) -> str:
+def upload_files(client: "Client", paths: Sequence[str]) -> str:
     """Upload files and folders unless the daemon stores them already; return the id of their archive."""
-    with ExitStack() as stack:
-        with waiting_for("packs the files of --stage"):
-            archive = stack.enter_context(pack_archive(paths))
+    with pack_archive(paths) as archive:
         if not client.has_bundle(archive.id):
-            sent = Transfer("sends the files of --stage", archive.size)
-            with Progress(lambda: str(sent)):
-                client.upload_archive(CountingReader(archive.file, sent), archive.size)
-    return archive.id
+            client.upload_archive(archive.file, archive.size)
+        return archive.id
 
 
 @contextmanager
 def pack_archive(paths: Sequence[str]) -> Iterator[Packed]:
-    """Yield the archive of files and folders. Equal files give equal archives. Raise ``CliError``."""
+    """Yield the archive of files and folders. Equal files give equal archives. Raise ``GridError``."""
     entries = sorted(list_entries(paths), key=lambda entry: entry.name.split("/"))
     with _write_archive(entries) as file:
         size = file.tell()
@@ -69,7 +66,7 @@ def pack_archive(paths: Sequence[str]) -> Iterator[Packed]:
 
 
 def _write_archive(entries: Sequence[Entry]) -> BufferedRandom:
-    """Write the archive to an unnamed temporary file. Raise ``CliError`` if the disk is full."""
+    """Write the archive to an unnamed temporary file. Raise ``GridError`` if the disk is full."""
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -81,7 +78,7 @@ def _write_archive(entries: Sequence[Entry]) -> BufferedRandom:
             raise
     except OSError as error:
         message = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
-        raise CliError(message, Exit.FAILED, "set TMPDIR to a folder with enough space") from error
+        raise GridError(message, Exit.FAILED, "set TMPDIR to a folder with enough space") from error
     return file
 
 
@@ -91,7 +88,7 @@ def list_entries(paths: Sequence[str]) -> list[Entry]:
     for path in paths:
         name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
         if not name and os.path.normpath(path) != ".":
-            raise CliError(
+            raise GridError(
                 f"--stage {path} is the root folder, which cannot be staged as a whole",
                 Exit.USAGE,
                 "name files or folders below it",
@@ -99,13 +96,13 @@ def list_entries(paths: Sequence[str]) -> list[Entry]:
         for entry in _walk_entries(path, name, path, ()):
             earlier = entries.setdefault(entry.name, entry)
             if earlier is not entry and not (entry.is_folder and earlier.is_folder):
-                raise CliError(
+                raise GridError(
                     f"--stage: {earlier.path} and {entry.path} would both be {entry.name}",
                     Exit.USAGE,
                     "rename one of them",
                 )
     if not any(not entry.is_folder for entry in entries.values()):
-        raise CliError("--stage: there are no files", Exit.USAGE, "name files, or folders with files in them")
+        raise GridError("--stage: there are no files", Exit.USAGE, "name files, or folders with files in them")
     return list(entries.values())
 
 
@@ -119,13 +116,13 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
     except OSError as error:
         location = "" if path == argument else f" {path}:"
         hint = "name files and folders that you can read"
-        raise CliError(
+        raise GridError(
             f"--stage {argument}:{location} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint
         ) from error
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-        raise CliError(f"--stage {argument}: {path} is not a file or folder", Exit.USAGE, "leave it out")
+        raise GridError(f"--stage {argument}: {path} is not a file or folder", Exit.USAGE, "leave it out")
     if not is_utf8(name):
-        raise CliError(
+        raise GridError(
             f"--stage {argument}: the name {os.path.basename(path)!r} is not valid UTF-8", Exit.USAGE, "rename it"
         )
     is_folder = stat.S_ISDIR(status.st_mode)
@@ -134,7 +131,7 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
         yield Entry(name, path, mode, 0 if is_folder else status.st_size, int(status.st_mtime), is_folder)
     here = (status.st_dev, status.st_ino)
     if here in parents:
-        raise CliError(f"--stage {argument}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
+        raise GridError(f"--stage {argument}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
     for entry in entries:
         yield from _walk_entries(
             os.path.join(path, entry), f"{name}/{entry}" if name else entry, argument, (*parents, here)
@@ -144,7 +141,7 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
 def _write_members(entries: Sequence[Entry], file: BinaryIO) -> None:
     """Write the files and folders to ``file`` as a tar archive.
 
-    Raise ``CliError`` for an unreadable file, and ``OSError`` if the disk is full.
+    Raise ``GridError`` for an unreadable file, and ``OSError`` if the disk is full.
     """
     with tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
@@ -162,4 +159,4 @@ def _write_members(entries: Sequence[Entry], file: BinaryIO) -> None:
                 if error.errno in FULL:
                     raise
                 hint = "try again when no program writes to it"
-                raise CliError(f"--stage: {entry.path} cannot be read: {error}", Exit.USAGE, hint) from error
+                raise GridError(f"--stage: {entry.path} cannot be read: {error}", Exit.USAGE, hint) from error

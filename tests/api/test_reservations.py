@@ -1,0 +1,193 @@
+"""Advance reservations by REST: on all clusters or on none, bad input, jobs in them, and what clusters lose."""
+
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.model.job import JobState
+from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.scheduler.events import ClusterDrained, InventoryReceived, Reported
+from koalapy.scheduler.rules import Rules
+from tests.daemon.sites import Sites
+from tests.serving import serving
+
+Json = dict[str, Any]
+PATH = "/api/v1/reservations"
+FLEXIBLE = {"type": "flexible", "total_size": 6}
+ORDER = {"request": FLEXIBLE, "begin": "now+1h", "duration": "2h"}
+
+
+def fixed(**sizes: int) -> Json:
+    return {"type": "fixed", "components": [{"cluster": name, "size": size} for name, size in sizes.items()]}
+
+
+@asynccontextmanager
+async def start_daemon(path: Path, sites: Sites) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of a daemon with connected agents of north and south, four nodes each."""
+    sites.connect_agents("north", "south")
+    async with serving(path / "koala.db", [], Rules(), sites) as api:
+        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        for name in ("north", "south"):
+            report = Reported(name, ClusterReport(4, 4))
+            await engine.commit(WorkItem(events=(InventoryReceived(name, Inventory(())), report)))
+        yield api
+
+
+def service_of(api: httpx2.AsyncClient) -> Any:
+    return api._transport.app.state.reservations  # type: ignore[attr-defined]
+
+
+async def headers_of(api: httpx2.AsyncClient, user: str) -> dict[str, str]:
+    token = (await api.post("/api/v1/tokens", json={"user": user, "role": "user"})).json()
+    return {"Authorization": f"Bearer {token['token']}"}
+
+
+async def test_reservation_is_made_on_all_clusters_and_used_by_jobs_of_its_users(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        answer = await api.post(PATH, json=ORDER | {"name": "lecture", "users": ["bob"]})
+        made = answer.json()
+        assert (answer.status_code, made["state"]) == (201, "made")
+        assert {(part["cluster"], part["nodes"]) for part in made["parts"]} == {("north", 4), ("south", 2)}
+        assert {key: order["nodes"] for key, order in sites.reserved.items()} == {
+            ("north", made["site_name"]): 4,
+            ("south", made["site_name"]): 2,
+        }
+        bob, eve = await headers_of(api, "bob"), await headers_of(api, "eve")
+        job = {"request": FLEXIBLE, "command": ["true"], "reservation": "lecture"}
+        submitted = (await api.post("/api/v1/jobs", json=job | {"walltime": "119m"}, headers=bob)).json()
+        assert (submitted["begin"], submitted["deadline"]) == (made["begins_at"], made["ends_at"])
+        assert submitted["state"] == "queued"
+        explained = (await api.get(f"/api/v1/jobs/{submitted['id']}/explain")).json()
+        assert explained["notes"] == ["it gets nodes of reservation lecture"]
+        for change, user, field in (
+            ({}, eve, "reservation"),
+            ({"reservation": "other"}, bob, "reservation"),
+            ({"walltime": "2h"}, bob, "walltime"),
+            ({"request": {"type": "flexible", "total_size": 7}}, bob, "request"),
+            ({"request": fixed(south=3)}, bob, "policy"),
+        ):
+            rejected = await api.post("/api/v1/jobs", json=job | change, headers=user)
+            assert (rejected.status_code, rejected.json()["field"]) == (422, field), rejected.json()
+            assert rejected.json()["hint"]
+        assert (await api.get(PATH, headers=eve)).json() == {"reservations": []}
+        assert (await api.get(f"{PATH}/lecture", headers=eve)).status_code == 404
+        assert (await api.delete(f"{PATH}/lecture", headers=bob)).status_code == 403
+        cancelled = (await api.delete(f"{PATH}/lecture")).json()
+        assert (cancelled["state"], cancelled["reason"], sites.reserved) == ("cancelled", "was cancelled by ada", {})
+        job_now = (await api.get(f"/api/v1/jobs/{submitted['id']}")).json()
+        assert (job_now["state"], job_now["reason"]) == ("failed", "reservation lecture was cancelled by ada")
+        assert (await api.delete(f"{PATH}/lecture")).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "field", "words"),
+    [
+        ({"begin": "2020-01-01T09:00"}, 422, "begin", "which has passed"),
+        ({"begin": "9000"}, 422, "begin", "point in time"),
+        ({"duration": 0}, 422, "duration", ""),
+        ({"duration": "367-00:00:00"}, 422, "duration", "more than a year"),
+        ({"begin": "now+3650d"}, 422, "duration", "more than a year"),
+        ({"request": {"type": "flexible", "total_size": 0}}, 422, "request.total_size", ""),
+        ({"request": {"type": "flexible", "total_size": 9}}, 422, "request.total_size", "8"),
+        ({"request": fixed(north=5)}, 422, "request.components[0].size", "4"),
+        ({"request": fixed(nowhere=1)}, 422, "request.components[0].cluster", "no such cluster"),
+        ({"request": fixed(south=1, north=1)}, 422, "request", "drained"),
+        ({"request": FLEXIBLE}, 422, "request", "north has 4"),
+        ({"name": "a b"}, 422, "name", "cannot be one"),
+        ({"name": "r7"}, 422, "name", "cannot be one"),
+        ({"name": "taken"}, 422, "name", "another reservation"),
+        ({"extra": 1}, 422, "extra", ""),
+    ],
+)
+async def test_reservation_with_bad_input_names_field_and_remedy(
+    tmp_path: Path, change: Json, status: int, field: str, words: str
+) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        await engine.commit(WorkItem(events=(ClusterDrained("south", reason="disks"),)))
+        taken = ORDER | {"request": fixed(north=1), "name": "taken", "begin": "now+10h"}
+        assert (await api.post(PATH, json=taken)).status_code == 201
+        answer = await api.post(PATH, json=ORDER | {"request": fixed(north=1)} | change)
+        problem = answer.json()
+        assert (answer.status_code, problem["field"]) == (status, field), problem
+        assert words in problem["detail"]
+        assert problem["hint"]
+        assert len(sites.reserved) == 1
+
+
+async def test_reservation_by_user_without_right_returns_403(tmp_path: Path) -> None:
+    async with start_daemon(tmp_path, Sites()) as api:
+        answer = await api.post(PATH, json=ORDER, headers=await headers_of(api, "eve"))
+        assert (answer.status_code, "setting reservations" in answer.json()["hint"]) == (403, True)
+        assert (await api.post(PATH, json=ORDER, headers=await headers_of(api, "bob"))).status_code == 201
+
+
+async def test_reservation_leaves_nothing_if_a_cluster_refuses(tmp_path: Path) -> None:
+    sites = Sites(refusals={"south": "Slurm: access denied"})
+    async with start_daemon(tmp_path, sites) as api:
+        for request in (FLEXIBLE, fixed(north=1, south=1)):
+            answer = await api.post(PATH, json=ORDER | {"request": request})
+            assert (answer.status_code, sites.reserved) == (409, {})
+            assert answer.json()["detail"] == "no nodes were reserved: south: Slurm: access denied"
+        smaller = await api.post(PATH, json=ORDER | {"request": {"type": "nonfixed", "components": [{"size": 4}]}})
+        assert smaller.json()["parts"] == [{"cluster": "north", "nodes": 4}]
+        sites.refusals.clear()
+        other = await api.post(PATH, json=ORDER | {"request": {"type": "flexible", "total_size": 4}})
+        assert other.json()["parts"] == [{"cluster": "south", "nodes": 4}], "the nodes of north are taken then"
+        sites.connect_agents("north", "south", reserves=False)
+        answer = await api.post(PATH, json=ORDER | {"begin": "now+9h"})
+        assert "north: its agent is too old to reserve nodes; update it" in answer.json()["detail"]
+        names = [each["name"] for each in (await api.get(PATH)).json()["reservations"]]
+        assert len(names) == len(set(names)) == 2, "failed ones are not listed"
+
+
+async def test_restarted_daemon_keeps_reservation_and_removes_what_it_does_not_know(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        kept = (await api.post(PATH, json=ORDER | {"name": "kept"})).json()
+        prefix = kept["site_name"].rpartition("-")[0]
+    with closing(sqlite3.connect(tmp_path / "koala.db")) as database, database:
+        database.execute("update lease set expires_at = 0")
+    for name in ("north", "south"):
+        sites.reserved[name, f"{prefix}-999"] = {}
+    async with start_daemon(tmp_path, sites) as api:
+        await service_of(api).check()
+        assert {name for _, name in sites.reserved} == {kept["site_name"]}
+        assert (await api.get(f"{PATH}/kept")).json() == kept
+        job = {"request": FLEXIBLE, "command": ["true"], "reservation": "kept"}
+        submitted = (await api.post("/api/v1/jobs", json=job)).json()
+        del sites.reserved["south", kept["site_name"]]
+        await service_of(api).check()
+        broken = (await api.get(f"{PATH}/kept")).json()
+        assert (broken["state"], broken["reason"], sites.reserved) == ("broken", "was removed on south", {})
+        assert (await api.get(f"/api/v1/jobs/{submitted['id']}")).json()["state"] == JobState.FAILED
+
+
+async def test_cluster_out_of_reach_is_released_later_and_reservation_ends_by_itself(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        service, clock = service_of(api), time.time
+        assert (await api.post(PATH, json=ORDER | {"name": "first"})).status_code == 201
+        sites.away.add("south")
+        assert (await api.delete(f"{PATH}/first")).status_code == 200
+        assert {cluster for cluster, _ in sites.reserved} == {"south"}
+        sites.away.clear()
+        await service.check()
+        assert sites.reserved == {}
+        begin = datetime.fromtimestamp(clock() - 30, UTC).isoformat()
+        short = (await api.post(PATH, json=ORDER | {"name": "second", "begin": begin, "duration": 1})).json()
+        assert short["begins_at"] > begin, "a begin that has just passed means now"
+        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        engine.clock = lambda: clock() + 5
+        await service.check()
+        assert ((await api.get(f"{PATH}/second")).json()["state"], sites.reserved) == ("over", {})
