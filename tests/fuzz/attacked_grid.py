@@ -42,7 +42,7 @@ JOINT, HOSTILE_ONLY, FETCHING = HOSTILE_JOBS = range(8, 11)
 
 
 def settings() -> Settings:
-    rules = dict.fromkeys(("claim_grace", "barrier_timeout", "unreachable_after"), LONG_TIMEOUT_S)
+    rules = dict.fromkeys(("claim_grace", "barrier_timeout", "unreachable_after", "plan_after"), LONG_TIMEOUT_S)
     clusters = {name: ClusterSection(kind="drmaa", token=TOKENS[name]) for name in CLUSTERS}
     return Settings.model_validate({"rules": rules, "clusters": clusters, "output_limit": 1000})
 
