@@ -284,7 +284,7 @@ async def serving(
         nonces=str,
     )
     saved, reservation_store = store.load(), ReservationStore(database)
-    scheduler.restore(saved.jobs, time.time(), saved.scans, reservation_store.made())
+    scheduler.restore(saved.jobs, time.time(), saved.scans, reservation_store.load())
 
     def describe(name: str) -> ClusterRecord:
         cluster = scheduler.queries.grid[name]

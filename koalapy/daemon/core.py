@@ -146,7 +146,7 @@ def collect_beginning(
         settings.relay.streams if settings.relay.control is not None else 0,
         tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
         tuple(stores.history.planned_starts(MAX_PAST_STARTS)),
-        tuple(stores.reservations.made()),
+        tuple(stores.reservations.load()),
     )
 
 

@@ -17,6 +17,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, SiteError, reject
 from koalapy.model.identity import Identity, Permission, Role
+from koalapy.model.job_sizes import count_peak
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Refusal
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request, has_settings
@@ -38,8 +39,16 @@ START_S = 60.0
 """Seconds in which a job must be able to start, or a tenth of a short reservation."""
 KEPT_S = 90 * 86400.0
 """Seconds for which ended reservations are listed."""
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}")
-DEFAULT_NAME = re.compile(r"r[0-9]+")
+FAILED_KEPT_S = 3600.0
+"""Seconds for which those that clusters have refused are stored."""
+MAX_LIVE = 100
+"""Reservations that a user may have at a time."""
+MAX_RELEASED = 1000
+"""Reservations that one check has a cluster release; the next one goes on."""
+RELEASE_TIMEOUT_S = 30.0
+"""Seconds for all questions to a cluster about what it should not have."""
+NAME = re.compile(r"(?!r[0-9]+$|koala-)[a-z0-9_][a-z0-9_.-]{0,39}", re.ASCII | re.IGNORECASE)
+"""Names that users may give, other than those of the daemon and of resource managers."""
 LIST_HINT = "koala reserve list shows yours"
 _NAMES = TypeAdapter(list[str])
 
@@ -73,15 +82,16 @@ class Reservations:
         self._prefix = f"koala-{instance:0<12.12}-"
         self._all = {each.id: each for each in store.load()}
         self._last_id = max(self._all, default=0)
-        self._undone = [each.id for each in self._all.values() if each.state is ReservationState.MAKING]
-        """Those that an earlier daemon run was making."""
-        for ident in self._undone:
-            self._all[ident] = replace(
-                self._all[ident], state=ReservationState.FAILED, reason="the daemon ended while it was made"
-            )
+        self._unstored: dict[int, Reservation] = {}
+        """Changes that the database or the scheduler may not have; ``check`` makes them."""
+        for each in [each for each in self._all.values() if each.state is ReservationState.MAKING]:
+            self._fail(each, "the daemon ended while it was made")
         self._checked: dict[ClusterName, Session] = {}
         """The sessions in which a cluster had no reservation that it should not have."""
-        self._making: set[asyncio.Task[Reservation]] = set()
+        self._making: dict[asyncio.Task[Reservation], tuple[str, str]] = {}
+        """The names and owners of those being made, also between two tries."""
+        self._lock = asyncio.Lock()
+        """Held during a change."""
 
     # What users see
 
@@ -98,7 +108,7 @@ class Reservations:
 
     def find(self, name: str, caller: Identity) -> Reservation:
         """Return a reservation. Raise ``NotFoundError`` if the caller may not see one of that name."""
-        for each in self.list_visible(caller):
+        for each in self.list_visible(caller):  # a live one is the latest of its name
             if each.name == name:
                 return each
         raise NotFoundError(f"there is no reservation {name}", field="reservation", value=name, hint=LIST_HINT)
@@ -140,8 +150,8 @@ class Reservations:
         """
         order = self._check_order(order, caller)
         task = asyncio.create_task(self._make(order, caller))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
+        self._making[task] = order.name, caller.user
+        task.add_done_callback(self._making.pop)
         return await asyncio.shield(task)
 
     def _check_order(self, order: ReservationOrder, caller: Identity) -> ReservationOrder:
@@ -158,11 +168,20 @@ class Reservations:
             hint = "give an earlier begin, or a shorter duration"
             reject("duration", order.duration, "ends more than a year from now", hint)
         if order.name:
-            if not NAME.fullmatch(order.name) or DEFAULT_NAME.fullmatch(order.name):
-                hint = "give letters, digits, _, - and ., at most 40, other than r with a number"
+            if not NAME.fullmatch(order.name):
+                hint = "give letters, digits, _, - and ., at most 40, other than r with a number or koala- first"
                 reject("name", order.name, f"is {order.name[:60]!r}, which cannot be one", hint)
-            if any(each.name == order.name for each in self._made()):
-                reject("name", order.name, f"is {order.name}, which another reservation has", "choose another")
+            if self._is_used(order.name):
+                reject(
+                    "name",
+                    order.name,
+                    f"is {order.name}, which another reservation has, or jobs of an ended one",
+                    "choose another",
+                )
+        made = sum(each.owner == caller.user and each.state is ReservationState.MADE for each in self._live())
+        if made + sum(owner == caller.user for _, owner in self._making.values()) >= MAX_LIVE:
+            hint = "cancel one, or wait for the end of one"
+            raise ConflictError(f"{caller.user} has {MAX_LIVE} reservations, the most at a time", hint=hint)
         if not isinstance(request, FlexibleRequest):
             if any(map(has_settings, request.components)):
                 hint = "give them with the jobs that use the reservation"
@@ -173,6 +192,11 @@ class Reservations:
                     reject("request", name, f"names {name}, which is drained: {drain.reason or 'by an operator'}", hint)
         check_submission(self._spec_of(request, caller), self._queries.limits())
         return replace(order, begin=begin)
+
+    def _is_used(self, name: str) -> bool:
+        """Return whether a reservation has a name or is to get it, or an unfinished job names an ended one."""
+        names = {each.name for each in self._live()} | {name for name, _ in self._making.values()}
+        return name in names or any(job.spec.reservation == name for job in self._queries.jobs())
 
     def _spec_of(self, request: Request, caller: Identity) -> JobSpec:
         """Return a job that would need the nodes."""
@@ -196,14 +220,15 @@ class Reservations:
                 order.users,
             )
             describe_request(f"reservation {reservation.name}", format_parts(parts))
+            self._all[ident] = reservation  # at once, since its nodes are not free for other orders
             try:
-                await self._store_change(reservation)
+                await run_in_database(self._store.save, reservation)
                 answers = await asyncio.gather(*(self._ask_to_reserve(reservation, part) for part in parts))
                 refused = {part.cluster: words for part, words in zip(parts, answers, strict=True) if words}
                 if not refused:
                     return await self._change(reservation, ReservationState.MADE, "")
             except BaseException:
-                self._all[ident] = replace(reservation, state=ReservationState.FAILED, reason="the daemon failed")
+                self._fail(reservation, "the daemon failed")
                 await self._release(reservation)
                 raise
             refusals |= refused
@@ -245,10 +270,11 @@ class Reservations:
     def _count_free(self, cluster: ClusterName, begins_at: float, ends_at: float) -> int:
         """Return the nodes of a cluster that are neither down nor reserved within a time."""
         report = self._queries.grid[cluster].last_report
-        reserved = sum(each.nodes_on(cluster) for each in self._live() if each.overlaps(begins_at, ends_at))
+        uses = [(each.begins_at, each.ends_at, each.nodes_on(cluster)) for each in self._live()]
         for each in report.reservations:  # which may still list released ones of this daemon
-            if each.begins < ends_at and begins_at < each.ends and not each.name.startswith(self._prefix):
-                reserved += each.nodes
+            if not each.name.startswith(self._prefix):
+                uses.append((each.begins, each.ends, each.nodes))
+        reserved = count_peak(use for use in uses if use[0] < ends_at and begins_at < use[1])
         return max(0, report.total - report.down - reserved)
 
     async def _ask_to_reserve(self, reservation: Reservation, part: ReservedPart) -> str:
@@ -295,46 +321,74 @@ class Reservations:
     def _live(self) -> list[Reservation]:
         return [each for each in self._all.values() if each.state.is_live]
 
-    async def _store_change(self, reservation: Reservation) -> None:
-        self._all[reservation.id] = reservation
-        await run_in_database(self._store.save, reservation)
-
     async def _change(self, reservation: Reservation, state: ReservationState, reason: str) -> Reservation:
-        """Store another state of a reservation, and tell the scheduler."""
-        reservation = replace(reservation, state=state, reason=reason)
-        await self._store_change(reservation)
-        if state is not ReservationState.FAILED:
-            await self._engine.commit(WorkItem(events=(ReservationChanged(reservation),), decided=True))
-        log.info("a reservation has changed", action="reservation-changed", name=reservation.name, state=str(state))
-        return reservation
+        """Change the state of a reservation, unless it has changed meanwhile; return it as it is then.
+
+        It has its former state until the change is stored and the scheduler has it. If that fails, it can be repeated,
+        and ``check`` does.
+        """
+        async with self._lock:
+            if self._all[reservation.id] is not reservation:
+                return self._all[reservation.id]
+            now = self._engine.clock()
+            self._unstored[reservation.id] = replace(reservation, state=state, reason=reason, changed_at=now)
+            await self._store_change(reservation.id)
+        return self._all[reservation.id]
+
+    async def _store_change(self, ident: int) -> None:
+        """Store a change, tell the scheduler, and have the clusters of an ended reservation checked."""
+        changed = self._unstored[ident]
+        await run_in_database(self._store.save, changed)
+        await self._engine.commit(WorkItem(events=(ReservationChanged(changed),), decided=True))
+        self._all[ident] = changed
+        del self._unstored[ident]
+        if not changed.state.is_live:
+            for part in changed.parts:
+                self._checked.pop(part.cluster, None)
+        log.info("a reservation has changed", action="reservation-changed", name=changed.name, state=str(changed.state))
+
+    def _fail(self, reservation: Reservation, reason: str) -> None:
+        """Take a reservation that is being made for failed; ``check`` stores that."""
+        now = self._engine.clock()
+        failed = replace(reservation, state=ReservationState.FAILED, reason=reason, changed_at=now)
+        self._all[reservation.id] = self._unstored[reservation.id] = failed
 
     async def _release(self, reservation: Reservation) -> None:
         """Tell all clusters of a reservation to release the nodes. ``check`` repeats that where it failed."""
         await asyncio.gather(*(self._release_on(part.cluster, [reservation.site_name]) for part in reservation.parts))
 
-    async def _release_on(self, cluster: ClusterName, names: Iterable[str]) -> None:
+    async def _release_on(self, cluster: ClusterName, names: Sequence[str]) -> None:
+        """Tell a cluster to release reservations, each even if it does not release another."""
+        errors = []
         try:
-            for name in names:
-                await self._questions.ask_agent(cluster, "unreserve", {"name": name})
-        except SiteError as error:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                for name in names[:MAX_RELEASED]:
+                    try:
+                        await self._questions.ask_agent(cluster, "unreserve", {"name": name})
+                    except SiteError as error:
+                        errors.append(f"{name}: {error.message}")
+        except TimeoutError:
+            errors.append(f"not all were released within {RELEASE_TIMEOUT_S:g} s")
+        if errors or len(names) > MAX_RELEASED:
             self._checked.pop(cluster, None)
-            log.warning(
-                "a reservation is not released yet", action="reservation-changed", cluster=cluster, error=error.message
-            )
+        if errors:
+            text = "reservations are not released yet"
+            log.warning(text, action="reservation-changed", cluster=cluster, number=len(errors), error=errors[0])
 
     # Compare with the clusters
 
     async def check(self) -> None:
         """End reservations that are over or that a cluster has lost, and remove what clusters should not have."""
         now = self._engine.clock()
-        for ident in [*self._undone]:
-            await self._store_change(self._all[ident])
-            self._undone.remove(ident)
+        for ident in [*self._unstored]:
+            async with self._lock:
+                if ident in self._unstored:
+                    await self._store_change(ident)
         for reservation in self._live():
             if reservation.state is ReservationState.MADE and now >= reservation.ends_at:
                 await self._change(reservation, ReservationState.OVER, "is over")
                 await self._release(reservation)
-        old = [e.id for e in self._all.values() if not e.state.is_live and e.ends_at < now - KEPT_S]
+        old = [e.id for e in self._all.values() if not e.state.is_live and e.changed_at < now - _kept_s(e)]
         if outdated := [ident for ident in old if ident != self._last_id]:
             await run_in_database(self._store.remove, outdated)
             self._all = {ident: each for ident, each in self._all.items() if ident not in outdated}
@@ -352,19 +406,23 @@ class Reservations:
         except (SiteError, ValidationError) as error:
             log.warning("reservations are unknown", action="reservation-changed", cluster=cluster, error=str(error))
             return
-        live = {each.site_name for each in self._live()}
         self._checked[cluster] = session
-        await self._release_on(cluster, [name for name in names if name not in live])
+        await self._release_on(cluster, sorted(names - {each.site_name for each in self._live()}))
         for reservation in expected:
             is_over = self._engine.clock() >= reservation.ends_at
             if reservation.site_name not in names and self._all[reservation.id] is reservation and not is_over:
                 lost = await self._change(reservation, ReservationState.BROKEN, f"was removed on {cluster}")
                 await self._release(lost)
 
-    async def _list_names(self, cluster: ClusterName) -> Sequence[str]:
+    async def _list_names(self, cluster: ClusterName) -> set[str]:
         """Return the names of this daemon's reservations that a cluster has."""
         answer = await self._questions.ask_agent(cluster, "reservations", {"prefix": self._prefix})
-        return [name for name in _NAMES.validate_python(answer.get("names")) if name.startswith(self._prefix)]
+        pattern = re.compile(re.escape(self._prefix) + "[0-9]{1,9}", re.ASCII)
+        return {name for name in _NAMES.validate_python(answer.get("names")) if pattern.fullmatch(name)}
+
+
+def _kept_s(reservation: Reservation) -> float:
+    return FAILED_KEPT_S if reservation.state is ReservationState.FAILED else KEPT_S
 
 
 def format_parts(parts: Iterable[ReservedPart]) -> str:

@@ -42,14 +42,15 @@ class Reservation:
 
     id: int
     name: Name
-    """Jobs name it; no other reservation has it."""
+    """Jobs name it; no other live reservation has it."""
     site_name: str
     """The name by which the resource managers of the clusters know it."""
     owner: Name
     begins_at: float
     ends_at: float
     parts: tuple[ReservedPart, ...]
-    made_at: float
+    changed_at: float
+    """When it got its state."""
     users: Annotated[tuple[Name, ...], Length(100)] = ()
     """Other users whose jobs may use it."""
     state: ReservationState = ReservationState.MAKING
@@ -65,6 +66,3 @@ class Reservation:
 
     def may_use(self, user: str) -> bool:
         return user == self.owner or user in self.users
-
-    def overlaps(self, begins_at: float, ends_at: float) -> bool:
-        return self.begins_at < ends_at and begins_at < self.ends_at

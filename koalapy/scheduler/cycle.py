@@ -52,8 +52,8 @@ class Cycle:
         self._questions, self._knowledge, self._reasons = questions, knowledge, reasons
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._arrays, self._conditions = arrays, conditions
-        self._ends = state.ledger.ended_tasks, conditions.ended
-        """The ended tasks and jobs to follow, which are looked at in each cycle."""
+        self._ends = state.ledger.ended_tasks, conditions.ended, queues.unreserved
+        """The ended tasks and jobs to follow, and the jobs without their reservations, looked at in each cycle."""
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
         """Guest jobs that are placed only after a job of the home site has been placed."""
@@ -210,7 +210,7 @@ class Cycle:
         return candidate
 
     def _follow_ends(self, now: float) -> bool:
-        """Apply the ends of tasks to their arrays, and of jobs to those that wait for them.
+        """Apply the ends of tasks to their arrays, and of jobs and reservations to those that wait for them.
 
         Return whether there were any.
         """

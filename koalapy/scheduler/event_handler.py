@@ -145,7 +145,7 @@ class EventHandler:
         self._reservations.store(reservation)
         for part in (part for part in reservation.parts if part.cluster in self._grid):
             self._ledger.mark_cluster_changed(part.cluster)
-        if not reservation.state.is_live:
+        if self._reservations.get(reservation.name) is None:
             self._conditions.end_reservation(reservation.name, reservation.reason, now)
 
     def _open_barriers(self, clusters: Iterable[ClusterName], now: float) -> None:

@@ -14,11 +14,13 @@ from koalapy.scheduler.grid import GridStatus
 
 
 class Reservations:
-    """The reservations that are in force, by name."""
+    """The reservations that are in force, by name; no two have the same one at a time."""
 
     def __init__(self, grid: GridStatus) -> None:
         self._grid = grid
         self._by_name: dict[str, Reservation] = {}
+        self._ends: dict[str, str] = {}
+        """Why the last reservation of a name is in force no more."""
 
     def all(self) -> tuple[Reservation, ...]:
         return tuple(self._by_name.values())
@@ -26,12 +28,20 @@ class Reservations:
     def get(self, name: str) -> Reservation | None:
         return self._by_name.get(name)
 
+    def why_ended(self, name: str) -> str:
+        """Return why there is no reservation of a name any more."""
+        return self._ends.get(name, "is not in force any more")
+
     def store(self, reservation: Reservation) -> None:
-        """Add a reservation that was made, or remove one that is in force no more."""
-        if is_made := reservation.state is ReservationState.MADE:
-            self._by_name[reservation.name] = reservation
-        else:
-            self._by_name.pop(reservation.name, None)
+        """Add a reservation that was made, or remove one that is in force no more. Leave others of its name alone."""
+        is_made = reservation.state is ReservationState.MADE
+        if self._by_name.get(reservation.name, reservation).id == reservation.id:
+            if is_made:
+                self._by_name[reservation.name] = reservation
+            else:
+                self._by_name.pop(reservation.name, None)
+                if reservation.state not in (ReservationState.MAKING, ReservationState.FAILED):
+                    self._ends[reservation.name] = reservation.reason
         for part in (part for part in reservation.parts if part.cluster in self._grid):
             nodes, name = self._grid[part.cluster].nodes, reservation.site_name
             nodes.kept_reservations.pop(name, None)

@@ -87,10 +87,6 @@ class ReservationStore(DatabaseStore):
             for row in rows
         ]
 
-    def made(self) -> list[Reservation]:
-        """Return those that clusters keep."""
-        return [reservation for reservation in self.load() if reservation.state is ReservationState.MADE]
-
     def save(self, reservation: Reservation) -> None:
         """Insert or replace a reservation."""
         with self._database.writing() as connection:

@@ -1,5 +1,6 @@
 """Advance reservations by REST: on all clusters or on none, bad input, jobs in them, and what clusters lose."""
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from koalapy.daemon import reservations
 from koalapy.daemon.engine.engine import WorkItem
+from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import JobState
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.scheduler.events import ClusterDrained, InventoryReceived, Reported
@@ -103,6 +106,7 @@ async def test_reservation_is_made_on_all_clusters_and_used_by_jobs_of_its_users
         ({"request": fixed(south=1, north=1)}, 422, "request", "drained"),
         ({"request": FLEXIBLE}, 422, "request", "north has 4"),
         ({"name": "a b"}, 422, "name", "cannot be one"),
+        ({"name": "Koala-x"}, 422, "name", "cannot be one"),
         ({"name": "r7"}, 422, "name", "cannot be one"),
         ({"name": "taken"}, 422, "name", "another reservation"),
         ({"extra": 1}, 422, "extra", ""),
@@ -191,3 +195,151 @@ async def test_cluster_out_of_reach_is_released_later_and_reservation_ends_by_it
         engine.clock = lambda: clock() + 5
         await service.check()
         assert ((await api.get(f"{PATH}/second")).json()["state"], sites.reserved) == ("over", {})
+
+
+class TakingSites(Sites):
+    """Sites where another user orders a reservation of the same name between two tries of the first one."""
+
+    order: Any = None
+    answers: list[httpx2.Response]
+
+    async def ask_agent(self, cluster: str, kind: str, payload: Json, timeout: float = 0.0) -> Json:
+        if kind == "unreserve" and self.order is not None:
+            order, self.order = self.order, None
+            self.answers = [await order()]
+        return await super().ask_agent(cluster, kind, payload, timeout)
+
+
+async def test_name_is_of_one_reservation_until_that_has_ended(tmp_path: Path) -> None:
+    sites = TakingSites(refusals={"south": "Slurm: access denied"})
+    async with start_daemon(tmp_path, sites) as api:
+        small = ORDER | {"name": "lecture", "request": {"type": "flexible", "total_size": 1}}
+        orders = [api.post(PATH, json=small | {"begin": f"now+{hours}h"}) for hours in (9, 19)]
+        assert sorted(answer.status_code for answer in await asyncio.gather(*orders)) == [201, 422]
+        assert (await api.delete(f"{PATH}/lecture")).status_code == 200
+        bob = await headers_of(api, "bob")
+        sites.order = lambda: api.post(PATH, json=small, headers=bob)
+        wide = {"type": "nonfixed", "components": [{"size": 3}, {"size": 3}]}
+        assert (await api.post(PATH, json=ORDER | {"name": "lecture", "request": wide})).status_code == 409
+        assert [answer.status_code for answer in sites.answers] == [422], "the first one is not given up yet"
+        made = (await api.post(PATH, json=small | {"users": ["ada"]}, headers=bob)).json()
+        assert made["state"] == "made"
+        assert (await api.get(f"{PATH}/lecture")).json() == made, "the live one, not ada's cancelled one"
+        job = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "reservation": "lecture"}
+        assert (await api.post("/api/v1/jobs", json=job)).json()["deadline"] == made["ends_at"]
+
+
+async def test_name_of_ended_reservation_is_not_free_while_its_jobs_run(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        order = ORDER | {"name": "now", "begin": "now"}
+        made = (await api.post(PATH, json=order)).json()
+        job = {"request": FLEXIBLE, "command": ["true"], "reservation": "now"}
+        ident = (await api.post("/api/v1/jobs", json=job)).json()["id"]
+        assert (await api.get(f"/api/v1/jobs/{ident}")).json()["state"] != "queued"
+        del sites.reserved["south", made["site_name"]]
+        await service_of(api).check()
+        assert (await api.get(f"{PATH}/now")).json()["state"] == "broken"
+        assert "jobs of an ended one" in (await api.post(PATH, json=order)).json()["detail"]
+
+
+@pytest.mark.parametrize("failing", ["database", "scheduler"])
+@pytest.mark.parametrize("is_repeated", [True, False])
+async def test_cancel_that_could_not_be_stored_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, is_repeated: bool
+) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        assert (await api.post(PATH, json=ORDER | {"name": "first"})).status_code == 201
+        assert (await api.post(PATH, json=ORDER | {"name": "second", "request": fixed(south=1)})).status_code == 201
+        await service.check()
+
+        def fail(*_: object) -> None:
+            raise StoreUnavailable("the database is full")
+
+        with monkeypatch.context() as patch:
+            if failing == "database":
+                patch.setattr(service._store, "save", fail)
+            else:
+                patch.setattr(engine, "commit", fail)
+            assert (await api.delete(f"{PATH}/first")).status_code == 503
+            assert (await api.get(f"{PATH}/first")).json()["state"] == "made"
+        if is_repeated:
+            assert (await api.delete(f"{PATH}/first")).status_code == 200
+        else:
+            await service.check()
+        assert (await api.get(f"{PATH}/first")).json()["state"] == "cancelled"
+        assert [each.name for each in engine.queries.reservations.all()] == ["second"]
+        assert [each.state for each in service._store.load()] == ["cancelled", "made"]
+        assert {cluster for cluster, _ in sites.reserved} == {"south"}
+
+
+async def test_reservation_that_two_users_cancel_at_once_ends_once(tmp_path: Path) -> None:
+    async with start_daemon(tmp_path, Sites()) as api:
+        bob = await headers_of(api, "bob")
+        assert (await api.post(PATH, json=ORDER | {"name": "first"}, headers=bob)).status_code == 201
+        answers = await asyncio.gather(api.delete(f"{PATH}/first"), api.delete(f"{PATH}/first", headers=bob))
+        stored = (await api.get(f"{PATH}/first")).json()
+        assert [answer.json() for answer in answers if answer.status_code != 409] in ([stored], [stored, stored])
+
+
+async def test_site_cannot_hold_up_the_release_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        kept = (await api.post(PATH, json=ORDER | {"request": fixed(south=2)})).json()
+        prefix = kept["site_name"].rpartition("-")[0]
+        monkeypatch.setattr(reservations, "MAX_RELEASED", 10)
+        foreign = {("north", name): {} for name in (f"{prefix}-x", f"{prefix}-1\n", "maintenance")}
+        sites.reserved |= foreign | {("north", f"{prefix}-{number}"): {} for number in range(100, 130)}
+        sites.reserved["south", f"{prefix}-100"] = {}
+        sites.kept.add(f"{prefix}-100")
+        await service_of(api).check()
+        assert len(sites.reserved) == 1 + len(foreign) + 30 + 1 - 9, "one is not released, and the others of ten are"
+        sites.kept.clear()
+        for _ in range(3):
+            await service_of(api).check()
+        assert sites.reserved.keys() == foreign.keys() | {
+            (part["cluster"], kept["site_name"]) for part in kept["parts"]
+        }
+        answer = sites.ask_agent
+
+        async def answer_too_late(cluster: str, kind: str, payload: Json, timeout: float = 0.0) -> Json:
+            if kind == "unreserve":
+                raise TimeoutError
+            return await answer(cluster, kind, payload)
+
+        monkeypatch.setattr(sites, "ask_agent", answer_too_late)
+        sites.connect_agents("north")
+        sites.reserved["north", f"{prefix}-200"] = {}
+        await service_of(api).check()
+        monkeypatch.setattr(sites, "ask_agent", answer)
+        await service_of(api).check()
+        assert ("north", f"{prefix}-200") not in sites.reserved
+
+
+async def test_ended_reservations_are_dropped_and_live_ones_of_a_user_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = Sites()
+    monkeypatch.setattr(reservations, "MAX_LIVE", 2)
+    async with start_daemon(tmp_path, sites) as api:
+        service, clock = service_of(api), time.time
+        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        small = ORDER | {"request": {"type": "flexible", "total_size": 1}, "begin": "now+300d"}
+        answers = await asyncio.gather(*(api.post(PATH, json=small) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [201, 201, 409]
+        assert (await api.post(PATH, json=small, headers=await headers_of(api, "bob"))).status_code == 201
+        assert (await api.delete(f"{PATH}/r1")).status_code == 200
+        sites.refusals |= {"north": "busy", "south": "busy"}
+        assert (await api.post(PATH, json=small)).status_code == 409
+        sites.refusals.clear()
+        assert (await api.post(PATH, json=small)).status_code == 201
+        for days, states in (
+            (0.0, ["cancelled", "made", "made", "failed", "failed", "made"]),
+            (0.1, ["cancelled", "made", "made", "made"]),
+            (91.0, ["made", "made", "made"]),
+        ):
+            engine.clock = lambda days=days: clock() + 86400 * days
+            await service.check()
+            assert [each.state for each in service._store.load()] == states

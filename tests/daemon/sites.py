@@ -21,6 +21,8 @@ class Sites:
     """Answers to ``nodes`` by cluster."""
     reserved: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Orders of reservations by cluster and name."""
+    kept: set[str] = field(default_factory=set)
+    """The names of reservations that clusters do not release."""
     refusals: dict[str, str] = field(default_factory=dict)
     """By cluster, why it reserves no nodes."""
     agents: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class Sites:
         if kind == "reservations":
             return {"names": [name for site, name in self.reserved if site == cluster]}
         if kind == "unreserve":
+            if payload["name"] in self.kept:
+                raise SiteRejected("Slurm: reservation is busy")
             self.reserved.pop((cluster, payload["name"]), None)
             return {}
         if cluster in self.refusals:

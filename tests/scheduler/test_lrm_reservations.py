@@ -5,16 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobState
-from koalapy.model.job_sizes import MAX_TIME, NodeReservation
+from koalapy.model.job_sizes import MAX_TIME, NodeReservation, count_peak
 from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible
 from tests.scheduler.world import World
 
 HOUR = 3600.0
 
 
-def create_world(*reservations: NodeReservation, **sizes: int) -> World:
-    world = World(sizes or {"north": 3, "south": 2})
+def create_world(*reservations: NodeReservation, rules: Rules | None = None, **sizes: int) -> World:
+    world = World(sizes or {"north": 3, "south": 2}, rules)
     world.sites["north"].reservations = reservations
     world.sites["north"].send_report(world.sites["north"].current_report())
     world.advance(1)
@@ -28,6 +29,30 @@ def test_job_that_would_run_into_reservation_is_placed_elsewhere() -> None:
     world.advance(1)
     placed = [{c.cluster for c in attempt.gang} for job in (long_job, short_job) if (attempt := world.job(job).attempt)]
     assert placed == [{"south"}, {"north"}]
+
+
+def test_weekly_reservations_keep_the_nodes_of_one_from_jobs_without_walltime() -> None:
+    weeks = [NodeReservation(f"week-{n}", 2, 2, n * 168 * HOUR, (n * 168 + 2) * HOUR) for n in (1, 2, 3)]
+    world = create_world(*weeks, rules=Rules(plan_after=0, scan_interval=10.0), north=3)
+    first, second = world.submit(flexible(1)), world.submit(flexible(2))
+    world.advance(1)
+    assert [world.state(job) for job in (first, second)] == [JobState.RUNNING, JobState.QUEUED]
+    world.cancel(second)
+    world.advance(10)
+    short_job = world.submit(flexible(3), walltime=HOUR, run_time=HOUR)
+    third = world.submit(flexible(1), walltime=400 * HOUR)
+    world.advance(60)
+    planned_start = world.queries.planned_start(third)
+    assert world.state(short_job) is JobState.RUNNING
+    assert planned_start is not None
+    assert planned_start < 2 * HOUR, "the short job leaves the node that no reservation has"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 4)), max_size=6))
+def test_count_peak_returns_most_nodes_in_use_at_one_time(spans: list[tuple[int, int, int]]) -> None:
+    uses = [(float(begin), float(begin + length), nodes) for begin, length, nodes in spans]
+    at_once = [sum(nodes for begin, end, nodes in uses if begin <= time < end) for time in range(15)]
+    assert count_peak(uses) == max(at_once)
 
 
 @pytest.mark.parametrize(("default", "starts"), [(MAX_TIME, False), (HOUR, True)])

@@ -62,6 +62,7 @@ class ReservingWorld(World):
     """A world with a reservation of three nodes of north and two of south; north may report its part."""
 
     site_class = ReservingSite
+    stored = create_reservation()
 
     def __init__(self, rules: Rules | None = None, *, reports: bool = False) -> None:
         super().__init__({"north": 6, "south": 2}, rules)
@@ -72,7 +73,7 @@ class ReservingWorld(World):
     def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
         scheduler = super()._scheduler(clusters)
         if jobs is not None:
-            scheduler.restore(jobs, self.now, self.scans, [create_reservation()])
+            scheduler.restore(jobs, self.now, self.scans, [self.stored])
         return scheduler
 
     def submit_reserved(self, nodes: int, *, at: float = BEGINS, **spec: object) -> JobId:
@@ -160,6 +161,37 @@ def test_end_of_reservation_fails_waiting_jobs_and_frees_nodes(state: Reservatio
     assert (world.state(job), world.job(job).reason) == (JobState.FAILED, "reservation r1 was removed on north")
     world.advance(5)
     assert world.state(other) is JobState.RUNNING
+
+
+@pytest.mark.parametrize("comes", ["from an attempt", "with the daemon", "as a new job"])
+def test_job_that_comes_after_the_end_of_its_reservation_fails_with_that_reason(comes: str) -> None:
+    world = ReservingWorld()
+    broken = replace(create_reservation(), state=ReservationState.BROKEN, reason="was removed on north")
+    job = world.submit_reserved(2, run_time=500.0, at=0.0 if comes == "from an attempt" else BEGINS)
+    world.advance(5)
+    if comes == "with the daemon":
+        world.stored = broken
+        world.restart()
+    else:
+        world.step([ReservationChanged(broken)])
+    if comes == "from an attempt":
+        assert world.state(job) is JobState.RUNNING
+        (token,) = world.tokens(job)
+        world.site_of(token).fail_component(token, "its node is down")
+    elif comes == "as a new job":
+        job = world.submit_reserved(1)
+    world.advance(1)
+    world.step()
+    assert (world.state(job), world.job(job).reason) == (JobState.FAILED, "reservation r1 was removed on north")
+
+
+def test_other_reservation_of_a_name_neither_gives_nodes_nor_ends_jobs() -> None:
+    world = ReservingWorld()
+    job, other = world.submit_reserved(5), replace(create_reservation([("north", 1)]), id=2, site_name="koala-x-2")
+    for state in (ReservationState.MADE, ReservationState.CANCELLED):
+        world.step([ReservationChanged(replace(other, state=state, reason="was cancelled by eve"))])
+        assert world.queries.reservations.free_nodes("r1", "north") == 3
+        assert world.state(job) is JobState.QUEUED
 
 
 def test_job_in_reservation_is_not_preempted_and_waits_for_drained_cluster() -> None:

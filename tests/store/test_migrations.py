@@ -91,6 +91,7 @@ def test_migrated_revision_is_read_and_continued(url: str, tmp_path: Path, revis
     assert (len(saved.outbox), len(saved.clusters)) == (counts["outbox"], counts["clusters"]) == (2, 2)
     assert (len(services.replicas()), len(services.bundles()), len(services.results(8, 2))) == (3, 1, 2)
     assert (len(stores.advice.record("", 10)), len(stores.measurements.history("north", "south", 10))) == (2, 3)
+    assert [each.changed_at for each in stores.reservations.load()] == [900.5] * counts["reservations"]
     assert stores.jobs.attempts(8)[-1].components[0].transfer_time == 2.5
     stores.jobs.write(
         Batch(

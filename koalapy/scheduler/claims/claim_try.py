@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass
 from koalapy.model.job import Component, Job
+from koalapy.model.job_sizes import count_peak
 from koalapy.model.node_assignment import NodeAssignment, count_admitted
 from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.request import ClusterName
@@ -95,7 +96,8 @@ class ClaimTry:
         nodes, now = self._grid[cluster].nodes, self._state.now
         reserved = 0
         if reservations := nodes.reservations:
-            reserved = sum(each.idle for each in reservations if each.bars(self._spec.walltime, now))
+            barring = (each for each in reservations if each.bars(self._spec.walltime, now))
+            reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
         return max(0, nodes.available - reserved)
 
     def _count_taken(self, cluster: ClusterName) -> int:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import chain
 
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.job_sizes import Barred, accepts_size, describe_sizes, exclude_sizes, select_partition
+from koalapy.model.job_sizes import Barred, accepts_size, count_peak, describe_sizes, exclude_sizes, select_partition
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
@@ -39,7 +39,8 @@ def _exclude_barred(view: GridView, barred: Barred) -> GridView:
 def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tuple[GridView, str]:
     """Return the view without idle nodes that are reserved before a job with this walltime would end.
 
-    Also return which these are, as text to append; empty if there are none.
+    Reservations at different times count as the same nodes (``count_peak``). Also return which these are, as text to
+    append; empty if there are none.
     """
     if not view.has_reservations:
         return view, ""
@@ -47,8 +48,8 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tupl
     for cluster in view:
         barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now)]
         if barring:
-            idle = cluster.idle - sum(reservation.idle for reservation in barring)
-            changed.append(cluster.with_idle(max(0, idle)))
+            reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
+            changed.append(cluster.with_idle(max(0, cluster.idle - reserved)))
             texts += [f"; {cluster.name} has {reservation.describe(now)}" for reservation in barring]
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
 

@@ -63,6 +63,8 @@ class PlacementQueues:
         """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle,
         unless they are barred from its clusters."""
         self._requests: dict[Request, Request] = {}
+        self.unreserved: list[JobId] = []
+        """Jobs that have come since the last ``StartConditions.settle`` with a reservation that is not in force."""
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
         return self._queues[priority]
@@ -195,6 +197,7 @@ class PlacementQueues:
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, or while it is deferred."""
         self._pausing.add(job.id)
+        self._check_reservation(job.spec, job.id)
 
     def restore(self, jobs: Collection[Job], scans: Mapping[Priority, int]) -> None:
         """Return jobs of an earlier daemon run to their positions, with its scan counts."""
@@ -235,6 +238,7 @@ class PlacementQueues:
     def _push_job(self, job: Job) -> None:
         """Insert a job in the queue of its priority, at the position that its ``queue_seq`` gives."""
         spec, sharing = job.spec, self._state.sharing
+        self._check_reservation(spec, job.id)
         section, home = self._section_of(spec), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
         ask, duration = self._use.demand_of(spec), self.plan.duration_of(spec)
@@ -243,6 +247,10 @@ class PlacementQueues:
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)
+
+    def _check_reservation(self, spec: JobSpec, job: JobId) -> None:
+        if spec.reservation and self._state.reservations.get(spec.reservation) is None:
+            self.unreserved.append(job)
 
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""

@@ -11,7 +11,7 @@ from koalapy.model.advice import Size, run_size
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView, count_idle
 from koalapy.model.job import ComponentState, Job, JobId, JobState
-from koalapy.model.job_sizes import MAX_TIME, Barred
+from koalapy.model.job_sizes import MAX_TIME, Barred, count_peak
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
@@ -536,7 +536,10 @@ class Plan:
                 most = self._grid[cluster.name].nodes.capacity_without_own_jobs
                 idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
                 # Nodes of a reservation that has begun are not among the idle ones.
-                present = [each for each in cluster.reservations if each.begins < ends and at < each.ends]
-                idle -= sum(each.idle if each.begins <= self._state.now else each.nodes for each in present)
+                idle -= count_peak(
+                    (each.begins, each.ends, each.idle if each.begins <= self._state.now else each.nodes)
+                    for each in cluster.reservations
+                    if each.begins < ends and at < each.ends
+                )
                 changed.append(replace(cluster.with_idle(max(0, idle)), reservations=()))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)

@@ -63,6 +63,7 @@ class StartConditions:
         """``give_up_array`` fails the waiting tasks of an array for a reason, at a time."""
         self._give_up_array = give_up_array
         self._rules, self._ledger, self._timers, self._queues = state.rules, state.ledger, state.timers, queues
+        self._reservations = state.reservations
         self._dependents: defaultdict[JobId, set[JobId]] = defaultdict(set)
         """The unfinished jobs that name an unfinished job in ``after``, by that job."""
         self.ended: list[tuple[JobId, JobState | None]] = []
@@ -138,11 +139,17 @@ class StartConditions:
             self._fail(job, f"reservation {name} {reason}", now)
 
     def settle(self, now: float) -> bool:
-        """Release or fail the jobs that wait for jobs that have ended since the last call.
+        """Release or fail the jobs that wait for jobs that have ended since the last call, and fail those that have
+        come, also from an attempt or an earlier daemon run, after the end of their reservation.
 
         Return whether there were any.
         """
-        has_settled = False
+        has_settled = bool(self._queues.unreserved)
+        while self._queues.unreserved:
+            job = self._ledger.get(self._queues.unreserved.pop())
+            if job is not None and job.state.is_waiting and self._reservations.get(job.spec.reservation) is None:
+                name = job.spec.reservation
+                self._fail(job, f"reservation {name} {self._reservations.why_ended(name)}", now)
         while self.ended:
             ended, state = self.ended.pop(0)
             for dependent in self.dependents_of(ended):
