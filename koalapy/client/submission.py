@@ -74,7 +74,7 @@ def build_submission(command: str | Sequence[object], options: Mapping[str, Any]
     sizes = {name: fields.pop(name) for name in REQUEST_ARGUMENTS if name in fields}
     if unknown := fields.keys() - describe_fields(JobSpec).keys():
         name = min(unknown)
-        hint = suggest_names(name, [*OPTIONS, *JOB_FIELDS, *REQUEST_ARGUMENTS])
+        hint = suggest_names(name, {*OPTIONS, *JOB_FIELDS, *REQUEST_ARGUMENTS})
         raise GridError(f"submit has no option {name}", Exit.USAGE, hint, name)
     if sizes or "request" not in fields:
         fields["request"] = build_request(**sizes or {"flexible": 1})

@@ -1,7 +1,6 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Any
@@ -42,7 +41,7 @@ from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
 from koalapy.store.ended_jobs import MAX_EXAMINED, THEIRS_ARE_USERS, days_of, read_ended_jobs, read_page
-from koalapy.store.sql import jobs_of
+from koalapy.store.sql import PLANNED, jobs_of
 
 MAX_FREED_PAGES = 1000
 """Maximum unused pages of SQLite that are returned to the disk in one step."""
@@ -131,8 +130,8 @@ class HistoryStore:
     def planned_starts(self, limit: int) -> list[PlannedStart]:
         """Return the past planned starts of the newest ``limit`` jobs with one, oldest first."""
         query = select(_jobs.planned_start).where(_jobs.planned_start.is_not(None)).order_by(_jobs.id.desc())
-        rows = [PlannedStart(**row["planned_start"]) for row in self._database.rows(query.limit(limit))]
-        return [replace(row, clusters=tuple(row.clusters)) for row in reversed(rows) if row.late is not None]
+        rows = [PLANNED.validate_python(row["planned_start"]) for row in self._database.rows(query.limit(limit))]
+        return [planned for planned in reversed(rows) if planned.late is not None]
 
     def ended_page(self, which: HistoryFilter) -> HistoryPage:
         """Return a page of users' ended jobs, the last end first unless the filter has another order.

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, RowMapping, delete, func, insert, literal_column, select, update
 
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
@@ -13,7 +14,7 @@ from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKin
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import ClusterName
-from koalapy.model.reservation import Reservation, ReservationState, ReservedPart
+from koalapy.model.reservation import Reservation
 from koalapy.store import tables
 from koalapy.store.database import Database, DatabaseStore, chunks, upsert
 from koalapy.store.records import StoredBundle, StoredResult, StoredToken
@@ -69,23 +70,16 @@ def write_notifications(connection: Connection, notifications: Sequence[Notifica
     upsert(connection, tables.notifications, [asdict(notification) for notification in notifications])
 
 
+_RESERVATION = TypeAdapter(Reservation)
+
+
 class ReservationStore(DatabaseStore):
     """The reservations, also ended ones."""
 
     def load(self) -> list[Reservation]:
         """Return all reservations in order of their ids."""
         rows = self._database.rows(select(tables.reservations).order_by(tables.reservations.c.id))
-        return [
-            Reservation(
-                **{
-                    **row,
-                    "parts": tuple(ReservedPart(**part) for part in row["parts"]),
-                    "users": tuple(row["users"]),
-                    "state": ReservationState(row["state"]),
-                }
-            )
-            for row in rows
-        ]
+        return [_RESERVATION.validate_python(dict(row)) for row in rows]
 
     def save(self, reservation: Reservation) -> None:
         """Insert or replace a reservation."""

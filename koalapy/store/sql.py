@@ -397,7 +397,7 @@ def _last_attempt_queries() -> tuple[Select[Any], Select[Any]]:
 
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
 _REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
-_TASKS, _PLANNED = TypeAdapter(ArrayTasks), TypeAdapter(PlannedStart)
+_TASKS, PLANNED = TypeAdapter(ArrayTasks), TypeAdapter(PlannedStart)
 _NAMES = tuple(field.name for field in fields(JobSpec))
 _DEFAULTS = tuple(field.default for field in fields(JobSpec))
 _VALUES = attrgetter(*_NAMES)
@@ -434,7 +434,7 @@ def job_to_row(job: Job) -> dict[str, Any]:
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
     tasks = None if job.tasks is None else _TASKS.dump_python(job.tasks, mode="json")
     awaits = _CLAUSES.dump_python(job.awaits, mode="json") if job.awaits else None
-    planned = None if job.planned_start is None else _PLANNED.dump_python(job.planned_start, mode="json")
+    planned = None if job.planned_start is None else PLANNED.dump_python(job.planned_start, mode="json")
     lists = {"refusals": refusals, "tasks": tasks, "awaits": awaits, "planned_start": planned}
     return _to_row(tables.jobs, job) | {"priority": job.spec.priority, **lists}
 
