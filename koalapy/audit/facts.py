@@ -173,7 +173,7 @@ class Output:
     stored: int | None = None
     """Bytes up to which the daemon stored them."""
     gap_announced: bool = False
-    """Whether users are told that some of it is missing."""
+    """Whether the timeline or the output itself says that some of it is missing."""
 
     def __str__(self) -> str:
         counts = [
