@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def write(stores: Stores, **batch: object) -> None:
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, **batch))
 
 
-def facts_of(tmp_path: Path, kind: type[Fact]) -> list:
+def facts_of(tmp_path: Path, kind: type[Fact]) -> list[Any]:
     return [fact for fact in read_database(f"sqlite:///{tmp_path}/koala.db") if isinstance(fact, kind)]
 
 
@@ -126,7 +127,7 @@ def reported(at: float, status: dict[str, object]) -> dict[str, object]:
     return {"n": 9, "at": at, "events": [["Reported", "south", "ComponentStatus", status]]}
 
 
-def write_record(folder: Path, began: int, lines: list, *, packed: bool = False, until: float = 1000.0) -> None:
+def write_record(folder: Path, began: int, lines: list[Any], *, packed: bool = False, until: float = 1000.0) -> None:
     path = folder / f"{began:013d}-000001.jsonl{'.gz' if packed else ''}"
     text = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(text) if packed else text)
