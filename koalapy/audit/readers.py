@@ -199,6 +199,7 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
 
 def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> Run:
     """Return the claim of a component. ``lost``: when and why the daemon gave it up."""
+    unreachable = row["unknown_since"] is not None or lost is not None
     return Run(
         source,
         RunKind.CLAIM,
@@ -208,13 +209,13 @@ def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> R
         row["cluster"],
         row["claimed_at"],
         row["ended_at"],
-        row["state"] in _ENDED_CLAIMS,
+        row["state"] in _ENDED_CLAIMS or unreachable,
         tuple(_from_json(row["hosts"])),
         row["size"],
         nonce=row["nonce"] or "",
         run_id=row["lrm_job"] or "",
         superseded=bool(row["superseded"]),
-        unreachable=row["unknown_since"] is not None or lost is not None,
+        unreachable=unreachable,
         lease_over_at=lost[0] if lost is not None and _LEASE_OVER.search(lost[1]) else None,
     )
 

@@ -131,7 +131,8 @@ def check_starts(job: JobEvidence, _: Evidence) -> Results:
     for run in job.runs_of(RunKind.PROGRAM):
         key = (run.source, run.attempt, run.part, run.cluster)
         first = starts.setdefault(key, run)
-        if first is not run and (first.run_id, first.begin) != (run.run_id, run.begin):
+        is_same = first.run_id == run.run_id if first.run_id and run.run_id else first.begin == run.begin
+        if not is_same:  # else it was reported twice
             yield Finding("attempt-once", job.job, run.attempt, f"{run.part} started twice", (str(first), str(run)))
 
 
@@ -180,12 +181,12 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
 
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether one source saw all parts of the last attempt end with 0."""
+    """Return whether one source saw all parts of the last attempt end, and the program with 0."""
     claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
-    by_source = _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt))
     return any(
-        all(run.exit_code == 0 for run in runs) and len({run.part for run in runs}) == _count_parts(runs, claims) > 0
-        for runs in by_source.values()
+        {run.exit_code for run in runs} in ({0}, {0, None})
+        and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
+        for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
     )
 
 
