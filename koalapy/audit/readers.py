@@ -350,7 +350,8 @@ def read_spool(folder: Path, cluster: str = "", instance: str = "") -> Iterator[
     of this daemon. Journals hold no times.
     """
     cluster = cluster or folder.parent.name
-    source = Source(f"journals of {cluster}", f"cluster {cluster}", read_at=time.time())
+    now = time.time()
+    source = Source(f"journals of {cluster}", f"cluster {cluster}", since=now, read_at=now)  # the rest is forgotten
     for journal in sorted(folder.glob(f"{instance or '*'}/*/journal")):
         with suppress(ValueError, OSError):
             yield from _read_journal(journal, parse_token(journal.parent.name), cluster, source)

@@ -163,6 +163,7 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
     if record is None or not record.is_final or record.attempt == 0 or record.array is not None:
         return
     programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
+    programs.sort(key=lambda run: " " in run.part)  # components first
     statements = (str(record), *map(str, programs))
     if record.state == "succeeded" and record.exit_code != 0:
         yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])
@@ -175,9 +176,14 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
     elif record.state == "succeeded" and (failing := [run for run in programs if run.exit_code != 0]):
         text = f"it succeeded, and a program ended with {failing[0].exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, (statements[0], *map(str, failing)))
-    elif all(run.exit_code != record.exit_code for run in programs):
+    elif all(run.exit_code != record.exit_code for run in programs) and _are_all_parts(programs):
         text = f"no program ended with its exit code {record.exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, statements)
+
+
+def _are_all_parts(programs: list[Run]) -> bool:
+    """Return whether exit codes are those of components, or of all ranks: a rank that was killed has none."""
+    return " " not in programs[0].part or len({run.part for run in programs}) == programs[0].size
 
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
@@ -355,7 +361,7 @@ def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
     if not begins:
         return
     begin, first = min(begins, key=lambda entry: entry[0])
-    limit = begin + first.source.tolerance_to(record.source)
+    limit = begin + record.source.tolerance_to(first.source)
     for clause in record.after:
         ends = [(alternative, how, evidence.find_record(alternative)) for alternative, how in clause]
         if any(end is None for _, _, end in ends):
