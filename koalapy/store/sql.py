@@ -171,6 +171,11 @@ class JobStore:
         if self._job_numbers is not None:
             self._job_numbers.close()
 
+    @property
+    def is_lease_shared(self) -> bool:
+        """Return whether a daemon of another machine may take the lease."""
+        return not self.database.is_sqlite
+
     def renew_lease(self, now: float) -> None:
         self._lease.renew(now)
 
@@ -279,6 +284,7 @@ class JobStore:
             self._plans = PlansInUse(commands)
             if self._job_numbers is not None:
                 self._job_numbers.find_lost_changes(self._lease.last_commit, last)
+                self._job_numbers.note_commit((self._lease.epoch, 0))
             return Saved(
                 tuple(jobs),
                 commands,
