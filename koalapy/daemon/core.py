@@ -100,6 +100,7 @@ class Core:
             find_relay=self.relays.plan_job,
             instruments=instruments,
         )
+        self.engine.database.is_lease_shared = not stores.jobs.database.is_sqlite
         self.engine.subscribe(self.relays.note_job)
 
 

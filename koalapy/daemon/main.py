@@ -49,17 +49,11 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
-    host: str,
-    port: int,
-    data_dir: Path,
-    config: Path | None,
-    options: ServerOptions,
-    announce: Callable[[str], None],
-    announce_standby: Callable[[str, str], None] | None = None,
+    host: str, port: int, data_dir: Path, config: Path | None, options: ServerOptions, announce: Callable[..., None]
 ) -> None:
-    """Run a daemon until a signal ends it. Port 0 takes any free one; ``announce`` is called with the URL.
+    """Run a daemon until a signal ends it. Port 0 takes any free one.
 
-    See ``run`` for ``announce_standby``.
+    ``announce`` is called with the URL, and for a daemon that stands by also with the active one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
@@ -102,7 +96,7 @@ def serve(
                 umask,
                 collect_and_announce,
                 manager,
-                announce_standby,
+                announce if options.standby else None,
             )
         )
     finally:

@@ -171,11 +171,6 @@ class JobStore:
         if self._job_numbers is not None:
             self._job_numbers.close()
 
-    @property
-    def is_lease_shared(self) -> bool:
-        """Return whether a daemon of another machine may take the lease."""
-        return not self.database.is_sqlite
-
     def renew_lease(self, now: float) -> None:
         self._lease.renew(now)
 

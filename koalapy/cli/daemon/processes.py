@@ -72,18 +72,14 @@ def start_daemon(
 
         installed = None if config else installed_configuration()
 
-        def announce(url: str) -> None:
+        def announce(url: str, active: str = "") -> None:
             start.close()
             configuration = f", configuration {installed}" if installed else ""
-            print(printable(f"koala serves {url} (data in {directory}{configuration})"), flush=True)
+            text = f"stands by at {url}; {active} is active" if active else f"serves {url}"
+            print(printable(f"koala {text} (data in {directory}{configuration})"), flush=True)
 
-        def announce_standby(url: str, active: str) -> None:
-            start.close()
-            print(printable(f"koala stands by at {url}; {active} is active"), flush=True)
-
-        options = ServerOptions(tls_cert, tls_key, behind_proxy)
-        stands_by = announce_standby if standby else None
-        run_daemon(host, port, directory, config or installed, options, announce, stands_by)
+        options = ServerOptions(tls_cert, tls_key, behind_proxy, standby)
+        run_daemon(host, port, directory, config or installed, options, announce)
 
 
 def start_agent(

@@ -98,7 +98,6 @@ class Duties:
         Those that follow the machine's clock run in APScheduler, others in their own task.
         """
         self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
-        self._engine.database.is_lease_shared = self._store.is_lease_shared
         built_in = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.post_scan),
             Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
