@@ -37,6 +37,10 @@ class Source:
         offset = 0.0 if self.clock == other.clock else max(self.offset_s, other.offset_s)
         return self.lateness_s + self.resolution_s + other.resolution_s + offset
 
+    def covers(self, run: "Run") -> bool:
+        """Return whether the source was written from the beginning to the end of a run."""
+        return self.since <= (run.begin or FAR_FUTURE) and (run.end or FAR_FUTURE) <= self.read_at
+
 
 class RunKind(StrEnum):
     CLAIM = "claim"

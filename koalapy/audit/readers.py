@@ -1,13 +1,15 @@
 """Read the facts that each side of a grid wrote by itself. Nothing is changed, and no file is loaded as a whole."""
 
+import fcntl
 import gzip
 import json
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,28 +62,74 @@ def _make_run(
     return Run(source, kind, token.job, token.attempt, token.part, cluster, begin, nonce=token.nonce, **details)
 
 
+@dataclass(frozen=True, slots=True)
+class GridFiles:
+    """Where the evidence of a grid is. Folders of agents and accountings have the names of their clusters, or none."""
+
+    data: Path
+    database: str = ""
+    """URL; empty: the SQLite database of the data directory."""
+    spools: tuple[tuple[str, Path], ...] = ()
+    accountings: tuple[tuple[str, Path], ...] = ()
+
+
+def read_grid(files: GridFiles) -> Iterator[Fact]:
+    """Yield all facts of a grid, those of embedded clusters included. The grid may be running.
+
+    The database is read last, so that it holds all that the other sources know. Raise ``UsageError``.
+    """
+    url = files.database or f"sqlite:///{files.data}/koala.db"
+    instance = read_instance(url)
+    folders = sorted(path for path in files.data.glob("clusters/*") if path.is_dir())
+    for cluster, path in (*files.accountings, *((f.name, f / "lrm" / "accounting") for f in folders)):
+        if path.exists() or (cluster, path) in files.accountings:
+            yield from read_accounting(path, cluster, instance)
+    for cluster, path in (*files.spools, *((f.name, f / "spool") for f in folders)):
+        if not path.is_dir():
+            raise UsageError(f"the spool folder {path} does not exist", hint="check --spool")
+        yield from read_spool(path, cluster, instance)
+    yield from read_record(files.data / "record")
+    yield from read_output(files.data / "output")
+    yield from read_database(url)
+
+
 # The database
 
 
-def read_database(url: str, *, clock: str = "daemon") -> Iterator[Fact]:
-    """Yield what a database of SQLite or PostgreSQL holds, in one read-only snapshot. Raise ``UsageError``."""
+@contextmanager
+def _connect(url: str) -> Iterator[Connection]:
+    """Open a database of SQLite or PostgreSQL for one read-only snapshot. Raise ``UsageError``."""
     try:
         parts = make_url(url)
         if parts.drivername.startswith("sqlite"):
             if not parts.database or not Path(parts.database).is_file():
-                raise UsageError(f"the database {parts.database} does not exist", hint="give --database or --data-dir")
+                raise UsageError(
+                    f"the database {parts.database} does not exist", hint="check --data-dir and --database"
+                )
             engine = create_engine(f"sqlite:///file:{parts.database}?mode=ro&uri=true")
         else:
             engine = create_engine(parts.set(drivername="postgresql+psycopg"), isolation_level="REPEATABLE READ")
         try:
             with engine.connect() as connection:
-                yield from read_connection(connection.execution_options(yield_per=_CHUNK), clock)
+                yield connection.execution_options(yield_per=_CHUNK)
         finally:
             engine.dispose()
     except (SQLAlchemyError, ArgumentError, ModuleNotFoundError) as error:
         raise UsageError(
             f"the database cannot be read: {str(error).splitlines()[0]}", hint="check --database"
         ) from error
+
+
+def read_instance(url: str) -> str:
+    """Return the daemon's instance by its database; empty if no daemon has used it. Raise ``UsageError``."""
+    with _connect(url) as connection:
+        return next((row["instance"] for row in _rows(connection, "SELECT instance FROM lease")), "")
+
+
+def read_database(url: str) -> Iterator[Fact]:
+    """Yield what a database holds. Raise ``UsageError``."""
+    with _connect(url) as connection:
+        yield from read_connection(connection)
 
 
 def read_connection(connection: Connection, clock: str = "daemon") -> Iterator[Fact]:
@@ -202,30 +250,31 @@ class _Reported:
 
 
 def read_record(folder: Path) -> Iterator[Run]:
-    """Yield the programs that agents reported, by the daemon's record of events."""
-    paths = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}
-    source: Source | None = None
+    """Yield the programs that agents reported, by the daemon's record of events.
+
+    A killed daemon loses the last second of its record, so each daemon run is a source of its own.
+    """
+    parts = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}
+    source = Source("record of events", lateness_s=REPORT_LATENESS_S)
     live: dict[str, _Reported] = {}
     holding: dict[str, tuple[float, list[str]]] = {}
-    at = 0.0
-    for name in sorted(paths):
-        if name.endswith("-000001.jsonl"):
-            for component in live.values():
-                component.is_cut = True
-        for step in _read_steps(paths[name]):
-            at = step["at"]
-            source = source or Source("record of events", lateness_s=REPORT_LATENESS_S, since=at)
+    for began, names in groupby(sorted(parts), key=lambda name: name.partition("-")[0]):
+        paths = [parts[name] for name in names]
+        written_until = max(path.stat().st_mtime for path in paths)
+        source = replace(source, since=int(began) / 1000, read_at=written_until)
+        for component in live.values():
+            component.is_cut = True
+        for step in chain.from_iterable(map(_read_steps, paths)):
             for command, cluster, token in (step.get("done") or ((), (), ()))[2]:
                 if command == "OpenBarrier":
                     live.setdefault(token, _Reported(cluster)).is_opened = True
             for event in step.get("events", ()):
-                yield from _apply_event(event, at, live, holding, source)
-    if source is not None:
-        yield from (_reported_program(token, each, source) for token, each in live.items() if each.begin)
-        for cluster, (seen_at, tokens) in holding.items():
+                yield from _apply_event(event, step["at"], live, holding, source)
+    yield from (_reported_program(token, each, source) for token, each in live.items() if each.begin)
+    for cluster, (seen_at, tokens) in holding.items():
+        for token in tokens:
             now = replace(source, read_at=seen_at)
-            for token in tokens:
-                yield _make_run(now, RunKind.HELD, parse_token(token), cluster, None, has_ended=False)
+            yield _make_run(now, RunKind.HELD, parse_token(token), cluster, None, has_ended=False)
 
 
 def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -350,7 +399,7 @@ def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterat
             file.seek(0)
             if first.startswith("{"):
                 cluster = cluster or path.absolute().parents[1].name
-                source = Source(f"accounting of {cluster}", read_at=time.time())
+                source = Source(f"accounting of {cluster}", read_at=time.time() if _is_locked(path) else read_at)
                 runs = _read_embedded(file, cluster, source)
             elif "|" in first and "JobName" in first:
                 source = Source(f"sacct of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
@@ -376,23 +425,40 @@ def _held(source: Source, cluster: str, name: str, begin: float | None, **detail
         yield named[0], _make_run(source, RunKind.HELD, parse_token(named[1]), cluster, begin, **details)
 
 
+def _is_locked(path: Path) -> bool:
+    """Return whether the resource manager that writes an embedded cluster's accounting is alive."""
+    try:
+        with (path.parent / "locald.pid").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _read_embedded(file: Iterable[str], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:
-    """Read lines of JSON: one at the start of a job, one at its end."""
+    """Read lines of JSON: one at the start of a job, one at its end, one without a job at the start of the manager."""
     started: dict[str, dict[str, Any]] = {}
     for line in file:
         with suppress(ValueError):  # a line that was cut when the machine failed
-            entry = started.pop((fields := json.loads(line))["job"], {}) | fields
-            if "end" not in entry:
-                started[entry["job"]] = entry
-            else:
-                yield from _embedded_job(entry, cluster, source)
+            fields = json.loads(line)
+            ended = [started.pop(fields["job"], {})] if "job" in fields else list(started.values())
+            if "nodes" in fields:
+                started[fields["job"]] = fields
+                continue
+            started = started if "job" in fields else {}
+            for entry in filter(None, ended):
+                yield from _embedded_job(entry, cluster, source, fields.get("end"), has_ended=True)
     for entry in started.values():
-        yield from _embedded_job(entry, cluster, source)
+        yield from _embedded_job(entry, cluster, source, None, has_ended=False)
 
 
-def _embedded_job(entry: dict[str, Any], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:
-    times = {"begin": entry.get("begin"), "end": entry.get("end"), "has_ended": "end" in entry}
-    yield from _held(source, cluster, entry["name"], **times, nodes=tuple(entry["nodes"]), run_id=entry["job"])
+def _embedded_job(
+    entry: dict[str, Any], cluster: str, source: Source, end: float | None, *, has_ended: bool
+) -> Iterator[tuple[str, Run]]:
+    details = {"end": end, "has_ended": has_ended, "nodes": tuple(entry["nodes"]), "run_id": entry["job"]}
+    yield from _held(source, cluster, entry["name"], entry["begin"], **details)
 
 
 def _read_sacct(file: Iterable[str], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:

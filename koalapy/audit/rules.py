@@ -212,16 +212,20 @@ def check_gang(job: JobEvidence, _: Evidence) -> Results:
         if claim.begin is None or (claim.nodes and len(claim.nodes) != claim.size):
             text = f"component {claim.part} never had its {claim.size} nodes"
             yield Finding("gang-whole", job.job, record.attempt, text, (str(record), str(claim)))
-    since = min((claim.begin for claim in claims if claim.begin is not None), default=0.0)
     programs = job.runs_of(RunKind.PROGRAM, record.attempt)
-    by_source = _group_by_source(run for run in programs if run.source.since <= since)
-    if not any(len({run.part for run in runs}) >= _count_parts(runs, claims) for runs in by_source.values()):
-        if not by_source:
-            yield Gap("gang-whole", job.job, "no source saw its programs run")
-            return
-        runs = max(by_source.values(), key=len)
-        text = f"only {sorted({run.part for run in runs})} of {_count_parts(runs, claims)} parts ran"
+    by_source = _group_by_source(run for run in programs if all(map(run.source.covers, claims)))
+    parts = {source: {run.part for run in runs if _has_finished(run)} for source, runs in by_source.items()}
+    if not by_source:
+        yield Gap("gang-whole", job.job, "no source saw its programs run")
+    elif not any(len(parts[source]) >= _count_parts(runs, claims) for source, runs in by_source.items()):
+        source, runs = max(by_source.items(), key=lambda item: len(item[1]))
+        text = f"only {sorted(parts[source])} of {_count_parts(runs, claims)} parts ran"
         yield Finding("gang-whole", job.job, record.attempt, text, (str(record), *map(str, runs)))
+
+
+def _has_finished(run: Run) -> bool:
+    """Return whether a program ran to its end. The exit code of a component may be that of the whole program only."""
+    return " " not in run.part or run.exit_code == 0
 
 
 @_grid_rule("node-once")

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ MAX_RELEASED = 1000
 """Reservations that one check has a cluster release; the next one goes on."""
 RELEASE_TIMEOUT_S = 30.0
 """Seconds for all questions to a cluster about what it should not have."""
+MAX_SITE_NUMBER = 10**9
+"""Site names end with a random number below."""
 NAME = re.compile(r"(?!r[0-9]+$|koala-)[a-z0-9_][a-z0-9_.-]{0,39}", re.ASCII | re.IGNORECASE)
 """Names that users may give, other than those of the daemon and of resource managers."""
 LIST_HINT = "koala reserve list shows yours"
@@ -152,7 +155,7 @@ class Reservations:
         task = asyncio.create_task(self._make(order, caller))
         self._making[task] = order.name, caller.user
         task.add_done_callback(self._making.pop)
-        return await asyncio.shield(task)
+        return await self._engine.database.await_outcome(asyncio.shield(task))
 
     def _check_order(self, order: ReservationOrder, caller: Identity) -> ReservationOrder:
         """Return a valid order that begins now or later. Raise ``UsageError`` or ``ForbiddenError``."""
@@ -211,7 +214,7 @@ class Reservations:
             reservation = Reservation(
                 ident,
                 order.name or f"r{ident}",
-                f"{self._prefix}{ident}",
+                self._new_site_name(),
                 caller.user,
                 order.begin,
                 ends_at,
@@ -237,6 +240,13 @@ class Reservations:
             await self._release(reservation)
             if isinstance(order.request, FixedRequest):
                 raise _refused(refusals)
+
+    def _new_site_name(self) -> str:
+        """Return a name that no cluster has, also not since before a restore of the database."""
+        used = {each.site_name for each in self._all.values()}
+        while (name := f"{self._prefix}{secrets.randbelow(MAX_SITE_NUMBER)}") in used:
+            pass
+        return name
 
     def _divide(
         self, order: ReservationOrder, caller: Identity, refusals: Mapping[ClusterName, str]
@@ -313,8 +323,8 @@ class Reservations:
             raise ConflictError(
                 f"reservation {name} is in use by jobs {listed}", field="reservation", value=name, hint=hint
             )
-        reason = f"was cancelled by {caller.user}"
-        reservation = await self._change(reservation, ReservationState.CANCELLED, reason)
+        change = self._change(reservation, ReservationState.CANCELLED, f"was cancelled by {caller.user}")
+        reservation = await self._engine.database.await_outcome(change)
         await self._release(reservation)
         return reservation
 
@@ -336,10 +346,9 @@ class Reservations:
         return self._all[reservation.id]
 
     async def _store_change(self, ident: int) -> None:
-        """Store a change, tell the scheduler, and have the clusters of an ended reservation checked."""
+        """Store a change with what it does to jobs, and have the clusters of an ended reservation checked."""
         changed = self._unstored[ident]
-        await run_in_database(self._store.save, changed)
-        await self._engine.commit(WorkItem(events=(ReservationChanged(changed),), decided=True))
+        await self._engine.commit(WorkItem(events=(ReservationChanged(changed),)))
         self._all[ident] = changed
         del self._unstored[ident]
         if not changed.state.is_live:

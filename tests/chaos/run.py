@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from koalapy.audit.readers import GridFiles, read_grid
 from tests.chaos import leftovers
 from tests.chaos.checker import check
 from tests.chaos.clients import ClusterPoller, LocalUsers, Submitters, read_reports
@@ -91,7 +92,8 @@ class Run:
             client.close()
         remains = stop_daemon(self._grid, self._url, self._troubles)
         marks = list(MarkReader(self._grid.folder).new())
-        evidence = Evidence(submissions, jobs, marks, all_looks, final_reports, remains, self._troubles)
+        facts = list(read_grid(GridFiles(self._grid.directory, self._url)))
+        evidence = Evidence(submissions, jobs, marks, all_looks, final_reports, remains, self._troubles, facts)
         return self._summarize(evidence)
 
     @contextmanager
