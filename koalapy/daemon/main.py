@@ -75,14 +75,14 @@ def serve(
             is_new = True
         return make_private_directory(data_dir, CONTENTS, "--data-dir")
 
-    def collect_and_announce(url: str) -> None:
-        """Announce the URL when the daemon is ready, after a last collection of garbage."""
+    def collect_and_announce(url: str, *active: str) -> None:
+        """Announce the URL when the daemon is ready or stands by, after a last collection of garbage."""
         nonlocal is_unannounced
         # What exists now stays. A full collection of it later would delay all requests by 0.2 s.
         gc.collect()
         gc.freeze()
         is_unannounced = True
-        announce(url)
+        announce(url, *active)
         is_unannounced = False
 
     try:
@@ -96,7 +96,7 @@ def serve(
                 umask,
                 collect_and_announce,
                 manager,
-                announce if options.standby else None,
+                collect_and_announce if options.standby else None,
             )
         )
     finally:
