@@ -116,6 +116,12 @@ OLDER_PYTHONS = _find_pythons("python3.9", "python3.10")
 OLDER_PYTHON = Need(
     "Python 3.9 or 3.10", len(OLDER_PYTHONS) == 2, "pyenv install 3.9 3.10", "the runner is not tested on every Python"
 )
+C_COMPILER = Need(
+    "C compiler",
+    bool(shutil.which("gcc") or shutil.which("cc")),
+    "apt-get install gcc libc6-dev",
+    "no side effect is interrupted, and no power is cut",
+)
 MATPLOTLIB = Need("matplotlib", _has_module("matplotlib"), "pip install '.[plots]'")
 DRMAA = Need("package drmaa", _has_module("drmaa"), "pip install '.[drmaa]'")
 IPV6 = Need("IPv6", _has_ipv6(), "give the loopback interface the address ::1")
@@ -165,6 +171,7 @@ ALL = (
     OPEN_MPI_4,
     CHARLIECLOUD,
     OLDER_PYTHON,
+    C_COMPILER,
     MATPLOTLIB,
     DRMAA,
     IPV6,

@@ -36,6 +36,8 @@ def test_benchmark_output_names_unmeasured_figures(
         "job_end_ms",
         "scan_ms",
         "wakeup_ms",
+        "planned_scan_ms",
+        "saturated_step_ms",
         "bytes_per_queued_job",
         "trace_jobs_per_s",
         "trace_mb",

@@ -51,6 +51,7 @@ KOALA = Group(
         "token": "koalapy.cli.auth:token_group",
         "limits": "koalapy.cli.auth:show_limits",
         "share": "koalapy.cli.auth:show_shares",
+        "audit": "koalapy.cli.daemon.audit:audit_grid",
         "audit-log": "koalapy.cli.daemon.record:audit_log",
         "serve": "koalapy.cli.daemon.processes:start_daemon",
         "agent": "koalapy.cli.daemon.processes:start_agent",

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Refusal
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request, has_settings
 from koalapy.model.reservation import MAX_SPAN_S, Reservation, ReservationState, ReservedPart
-from koalapy.model.wording import format_duration, format_list, format_nodes, format_time
+from koalapy.model.wording import format_duration, format_list, format_nodes, format_utc
 from koalapy.scheduler.events import ReservationChanged
 from koalapy.store.service_tables import ReservationStore
 from koalapy.validation.submission import check_submission
@@ -47,6 +48,8 @@ MAX_RELEASED = 1000
 """Reservations that one check has a cluster release; the next one goes on."""
 RELEASE_TIMEOUT_S = 30.0
 """Seconds for all questions to a cluster about what it should not have."""
+MAX_SITE_NUMBER = 10**9
+"""Site names end with a random number below."""
 NAME = re.compile(r"(?!r[0-9]+$|koala-)[a-z0-9_][a-z0-9_.-]{0,39}", re.ASCII | re.IGNORECASE)
 """Names that users may give, other than those of the daemon and of resource managers."""
 LIST_HINT = "koala reserve list shows yours"
@@ -131,6 +134,11 @@ class Reservations:
         if spec.request.total_size > reservation.nodes:
             problem = f"asks for {format_nodes(spec.request.total_size)}, more than reservation {name} has"
             reject("request", spec.request.total_size, problem, f"ask for at most {format_nodes(reservation.nodes)}")
+        if isinstance(spec.request, FixedRequest):
+            for component in spec.request.components:
+                if not reservation.nodes_on(component.cluster or ""):
+                    problem = f"names {component.cluster}, where reservation {name} has no nodes"
+                    reject("request", component.cluster, problem, f"it has {format_parts(reservation.parts)}")
         begin = max(reservation.begins_at, spec.begin or 0.0)
         left = reservation.ends_at - max(now, begin)
         longest = max(1.0, left - min(START_S, left / 10))
@@ -152,7 +160,7 @@ class Reservations:
         task = asyncio.create_task(self._make(order, caller))
         self._making[task] = order.name, caller.user
         task.add_done_callback(self._making.pop)
-        return await asyncio.shield(task)
+        return await self._engine.database.await_outcome(asyncio.shield(task))
 
     def _check_order(self, order: ReservationOrder, caller: Identity) -> ReservationOrder:
         """Return a valid order that begins now or later. Raise ``UsageError`` or ``ForbiddenError``."""
@@ -161,7 +169,7 @@ class Reservations:
             hint = "ask an operator: they may, and the setting reservations allows it to others"
             raise ForbiddenError(f"{caller.user} may not reserve nodes here", hint=hint)
         if order.begin < now - MAX_LATE_S:
-            past = f"is {format_time(order.begin, now, exact=True)} UTC, which has passed"
+            past = f"is {format_utc(order.begin, now, exact=True)}, which has passed"
             reject("begin", order.begin, past, "give a time in the future, or now")
         begin = max(order.begin, now)
         if begin + order.duration > now + MAX_SPAN_S:
@@ -211,7 +219,7 @@ class Reservations:
             reservation = Reservation(
                 ident,
                 order.name or f"r{ident}",
-                f"{self._prefix}{ident}",
+                self._new_site_name(),
                 caller.user,
                 order.begin,
                 ends_at,
@@ -237,6 +245,13 @@ class Reservations:
             await self._release(reservation)
             if isinstance(order.request, FixedRequest):
                 raise _refused(refusals)
+
+    def _new_site_name(self) -> str:
+        """Return a name that no cluster has, also not since before a restore of the database."""
+        used = {each.site_name for each in self._all.values()}
+        while (name := f"{self._prefix}{secrets.randbelow(MAX_SITE_NUMBER)}") in used:
+            pass
+        return name
 
     def _divide(
         self, order: ReservationOrder, caller: Identity, refusals: Mapping[ClusterName, str]
@@ -313,8 +328,8 @@ class Reservations:
             raise ConflictError(
                 f"reservation {name} is in use by jobs {listed}", field="reservation", value=name, hint=hint
             )
-        reason = f"was cancelled by {caller.user}"
-        reservation = await self._change(reservation, ReservationState.CANCELLED, reason)
+        change = self._change(reservation, ReservationState.CANCELLED, f"was cancelled by {caller.user}")
+        reservation = await self._engine.database.await_outcome(change)
         await self._release(reservation)
         return reservation
 
@@ -336,10 +351,9 @@ class Reservations:
         return self._all[reservation.id]
 
     async def _store_change(self, ident: int) -> None:
-        """Store a change, tell the scheduler, and have the clusters of an ended reservation checked."""
+        """Store a change with what it does to jobs, and have the clusters of an ended reservation checked."""
         changed = self._unstored[ident]
-        await run_in_database(self._store.save, changed)
-        await self._engine.commit(WorkItem(events=(ReservationChanged(changed),), decided=True))
+        await self._engine.commit(WorkItem(events=(ReservationChanged(changed),)))
         self._all[ident] = changed
         del self._unstored[ident]
         if not changed.state.is_live:

@@ -182,13 +182,13 @@ def _children_cpu_time() -> float:
 
 
 def signal_and_continue(pid: int, number: int) -> None:
-    """Signal a process and resume it if it is suspended. Ignore one that has ended."""
+    """Signal a process and resume it if it is suspended. Ignore one that has ended, or that ``sudo`` gave to root."""
     _send_signal(pid, number)
     _send_signal(pid, signal.SIGCONT)
 
 
 def _send_signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 

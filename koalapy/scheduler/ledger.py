@@ -89,7 +89,7 @@ class Ledger:
 
     def active_jobs(self) -> list[Job]:
         """Return the jobs with a live attempt."""
-        return [self.jobs[job] for job in dict.fromkeys(job for job, _ in self._tokens.values())]
+        return [self.jobs[job] for job in {job: None for job, _ in self._tokens.values()}]
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """Return the job and the component of a live attempt that a token names; None if there is none."""

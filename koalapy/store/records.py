@@ -11,6 +11,7 @@ from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.job_spec import Priority
 from koalapy.model.notification import Notification
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class Batch:
     """Placements by advice; the actual run times are stored when the jobs succeed."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """Number of scans so far of each placement queue that was scanned."""
+    reservations: list[Reservation] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     """Audit entries of the user actions that caused the changes."""
     notifications: list[Notification] = field(default_factory=list)
@@ -148,6 +150,7 @@ class Batch:
             or self.submitted
             or self.clusters
             or self.scans
+            or self.reservations
             or self.audit
             or self.notifications
         )
@@ -163,6 +166,9 @@ class Saved:
     next_job: JobId
     scans: dict[Priority, int] = field(default_factory=dict)
     """Number of scans so far of each placement queue."""
+
+
+NOTHING_SAVED = Saved((), (), (), 1)
 
 
 @dataclass(frozen=True, slots=True)

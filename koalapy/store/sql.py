@@ -5,7 +5,7 @@ The outbox stores commands, and each plan that the commands of an attempt refer 
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cache
 from itertools import count, groupby
 from operator import attrgetter
@@ -220,6 +220,7 @@ class JobStore:
         upsert(connection, tables.clusters, [cluster_to_row(record) for record in batch.clusters])
         scans = [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()]
         upsert(connection, tables.queues, scans)
+        upsert(connection, tables.reservations, [asdict(reservation) for reservation in batch.reservations])
         write_audit(connection, batch.audit)
         write_notifications(connection, batch.notifications)
         write_advised(connection, batch.advised)
@@ -279,6 +280,7 @@ class JobStore:
             self._plans = PlansInUse(commands)
             if self._job_numbers is not None:
                 self._job_numbers.find_lost_changes(self._lease.last_commit, last)
+                self._job_numbers.note_commit((self._lease.epoch, 0))
             return Saved(
                 tuple(jobs),
                 commands,

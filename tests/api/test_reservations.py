@@ -13,16 +13,20 @@ import httpx2
 import pytest
 
 from koalapy.daemon import reservations
+from koalapy.daemon.agents.questions import ANSWER_TIMEOUT, Questions
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.errors import StoreUnavailable
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobState
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.scheduler.events import ClusterDrained, InventoryReceived, Reported
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
 from tests.serving import serving
+from tests.signals import until
 
 Json = dict[str, Any]
+ADA = Identity("ada", Role.ADMIN, "test")
 PATH = "/api/v1/reservations"
 FLEXIBLE = {"type": "flexible", "total_size": 6}
 ORDER = {"request": FLEXIBLE, "begin": "now+1h", "duration": "2h"}
@@ -46,6 +50,17 @@ async def start_daemon(path: Path, sites: Sites) -> AsyncIterator[httpx2.AsyncCl
 
 def service_of(api: httpx2.AsyncClient) -> Any:
     return api._transport.app.state.reservations  # type: ignore[attr-defined]
+
+
+def end_lease(path: Path) -> None:
+    """Let the next daemon start at once."""
+    with closing(sqlite3.connect(path / "koala.db")) as database, database:
+        database.execute("update lease set expires_at = 0")
+
+
+def copy_database(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as duplicate:
+        original.backup(duplicate)
 
 
 async def headers_of(api: httpx2.AsyncClient, user: str) -> dict[str, str]:
@@ -89,6 +104,15 @@ async def test_reservation_is_made_on_all_clusters_and_used_by_jobs_of_its_users
         job_now = (await api.get(f"/api/v1/jobs/{submitted['id']}")).json()
         assert (job_now["state"], job_now["reason"]) == ("failed", "reservation lecture was cancelled by ada")
         assert (await api.delete(f"{PATH}/lecture")).status_code == 409
+
+
+async def test_job_on_a_cluster_without_nodes_of_its_reservation_is_rejected(tmp_path: Path) -> None:
+    async with start_daemon(tmp_path, Sites()) as api:
+        name = (await api.post(PATH, json=ORDER | {"request": fixed(north=2)})).json()["name"]
+        job = {"request": fixed(north=1, south=1), "command": ["true"], "reservation": name}
+        problem = (await api.post("/api/v1/jobs", json=job)).json()
+        assert problem["detail"] == f"request names south, where reservation {name} has no nodes"
+        assert problem["hint"] == "it has north:2"
 
 
 @pytest.mark.parametrize(
@@ -160,8 +184,7 @@ async def test_restarted_daemon_keeps_reservation_and_removes_what_it_does_not_k
     async with start_daemon(tmp_path, sites) as api:
         kept = (await api.post(PATH, json=ORDER | {"name": "kept"})).json()
         prefix = kept["site_name"].rpartition("-")[0]
-    with closing(sqlite3.connect(tmp_path / "koala.db")) as database, database:
-        database.execute("update lease set expires_at = 0")
+    end_lease(tmp_path)
     for name in ("north", "south"):
         sites.reserved[name, f"{prefix}-999"] = {}
     async with start_daemon(tmp_path, sites) as api:
@@ -175,6 +198,47 @@ async def test_restarted_daemon_keeps_reservation_and_removes_what_it_does_not_k
         broken = (await api.get(f"{PATH}/kept")).json()
         assert (broken["state"], broken["reason"], sites.reserved) == ("broken", "was removed on south", {})
         assert (await api.get(f"/api/v1/jobs/{submitted['id']}")).json()["state"] == JobState.FAILED
+
+
+async def test_daemon_with_restored_database_uses_no_name_that_clusters_have(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        copy_database(tmp_path / "koala.db", tmp_path / "backup.db")
+        lost = (await api.post(PATH, json=ORDER)).json()
+    copy_database(tmp_path / "backup.db", tmp_path / "koala.db")
+    end_lease(tmp_path)
+    async with start_daemon(tmp_path, sites) as api:
+        other = ORDER | {"begin": "now+9h"}
+        made = (await api.post(PATH, json=other)).json()
+        assert (made["name"], made["state"]) == (lost["name"], "made")
+        assert made["site_name"] != lost["site_name"]
+        await service_of(api).check()
+        assert {name for _, name in sites.reserved} == {made["site_name"]}
+
+
+async def test_end_of_reservation_is_stored_together_with_that_of_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_daemon(tmp_path, Sites()) as api:
+        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        assert (await api.post(PATH, json=ORDER | {"name": "first"})).status_code == 201
+        job = {"request": FLEXIBLE, "command": ["true"], "reservation": "first"}
+        ident = (await api.post("/api/v1/jobs", json=job)).json()["id"]
+        write, stored = engine._store.write, []
+
+        def read() -> tuple[str, str]:
+            with closing(sqlite3.connect(tmp_path / "koala.db")) as database:
+                (state,) = database.execute("select state from jobs where id = ?", (ident,)).fetchone()
+            return str(service._store.load()[0].state), state
+
+        def write_and_read(batch: Any) -> None:
+            stored.append(read())
+            write(batch)
+            stored.append(read())
+
+        monkeypatch.setattr(engine._store, "write", write_and_read)
+        assert (await api.delete(f"{PATH}/first")).status_code == 200
+        assert list(dict.fromkeys(stored)) == [("made", "queued"), ("cancelled", "failed")]
 
 
 async def test_cluster_out_of_reach_is_released_later_and_reservation_ends_by_itself(tmp_path: Path) -> None:
@@ -243,10 +307,9 @@ async def test_name_of_ended_reservation_is_not_free_while_its_jobs_run(tmp_path
         assert "jobs of an ended one" in (await api.post(PATH, json=order)).json()["detail"]
 
 
-@pytest.mark.parametrize("failing", ["database", "scheduler"])
 @pytest.mark.parametrize("is_repeated", [True, False])
 async def test_cancel_that_could_not_be_stored_is_made_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, is_repeated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_repeated: bool
 ) -> None:
     sites = Sites()
     async with start_daemon(tmp_path, sites) as api:
@@ -259,10 +322,7 @@ async def test_cancel_that_could_not_be_stored_is_made_later(
             raise StoreUnavailable("the database is full")
 
         with monkeypatch.context() as patch:
-            if failing == "database":
-                patch.setattr(service._store, "save", fail)
-            else:
-                patch.setattr(engine, "commit", fail)
+            patch.setattr(engine, "commit", fail)
             assert (await api.delete(f"{PATH}/first")).status_code == 503
             assert (await api.get(f"{PATH}/first")).json()["state"] == "made"
         if is_repeated:
@@ -343,3 +403,82 @@ async def test_ended_reservations_are_dropped_and_live_ones_of_a_user_limited(
             engine.clock = lambda days=days: clock() + 86400 * days
             await service.check()
             assert [each.state for each in service._store.load()] == states
+
+
+class SilentSites(Sites):
+    """Sites where the agent of south is connected and answers no question about reservations."""
+
+    is_silent = True
+
+    async def ask_agent(self, cluster: str, kind: str, payload: Json, timeout: float = ANSWER_TIMEOUT) -> Json:
+        if cluster != "south" or not self.is_silent:
+            return await super().ask_agent(cluster, kind, payload, timeout)
+        if kind == "reserve":
+            await super().ask_agent(cluster, kind, payload)  # it reserves, and its answer is lost
+        return await Questions(lambda *_: True, lambda *_: False).ask_agent(cluster, kind, payload, timeout)
+
+
+async def test_reservation_ends_everywhere_within_its_deadline_if_a_cluster_is_silent(tmp_path: Path) -> None:
+    sites, loop = SilentSites(), asyncio.get_running_loop()
+    async with start_daemon(tmp_path, sites) as api:
+        began = loop.time()
+        answer = await api.post(PATH, json=ORDER | {"request": fixed(north=1, south=1)})
+        waited = loop.time() - began
+        assert (answer.status_code, "south has not answered for 60 s" in answer.json()["detail"]) == (409, True)
+        deadline = reservations.RESERVE_TIMEOUT_S + reservations.RELEASE_TIMEOUT_S
+        assert waited == pytest.approx(deadline, abs=5), "to reserve, and to release"
+        assert {cluster for cluster, _ in sites.reserved} == {"south"}
+        sites.is_silent = False
+        await service_of(api).check()
+        assert sites.reserved == {}
+
+
+@pytest.mark.parametrize("failing", ["first row", "last row", "last row, known before"])
+async def test_reservation_while_disk_of_daemon_is_full_leaves_nothing_on_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        is_full, write = True, engine._store.write
+
+        def write_unless_full(record: Any) -> None:
+            if is_full:
+                raise StoreUnavailable("database or disk is full")
+            write(record)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *((service._store, "save") if failing == "first row" else (engine._store, "write")), write_unless_full
+            )
+            if failing == "last row, known before":
+                engine.database.note_failure("test", "database or disk is full")
+            answer = await api.post(PATH, json=ORDER)
+            engine.database.note_success("test")
+        assert (answer.status_code, "disk is full" in answer.json()["detail"]) == (503, True), answer.json()
+        assert (sites.reserved == {}) is (failing != "last row"), "that change is still tried"
+        is_full = False
+        if failing == "last row":
+            await until(lambda: service.list_visible(ADA)[0].state == "made")
+            assert {cluster for cluster, _ in sites.reserved} == {"north", "south"}
+        await service.check()
+        assert [each.state for each in service._store.load()] == ["made" if failing == "last row" else "failed"]
+
+
+async def test_daemon_that_ends_while_disk_is_full_leaves_nothing_on_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = Sites()
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("database or disk is full")
+
+    with pytest.raises(StoreUnavailable):  # noqa: PT012 - raised by the end of the daemon
+        async with start_daemon(tmp_path, sites) as api:
+            monkeypatch.setattr(api._transport.app.state.engine._store, "write", fail)  # type: ignore[attr-defined]
+            assert (await api.post(PATH, json=ORDER)).status_code == 503
+    assert {cluster for cluster, _ in sites.reserved} == {"north", "south"}
+    end_lease(tmp_path)
+    async with start_daemon(tmp_path, sites) as api:
+        await service_of(api).check()
+        assert (sites.reserved, (await api.get(PATH)).json()["reservations"]) == ({}, [])

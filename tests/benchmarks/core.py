@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
+from statistics import fmean, median
 from time import process_time
 
 from koalapy.model.job import JobState
@@ -29,6 +29,7 @@ from tests.benchmarks.figures import calibrate, compare_and_store
 from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
+from tests.benchmarks.planned import saturated_step_times, saturated_steps, wide_scan_times
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
 from tests.benchmarks.what_if import what_if_s
 from tests.benchmarks.whole_life import SimulatedGrid, Step, create_workload, replay
@@ -132,6 +133,17 @@ def _measure_step_ms(scheduler: Scheduler, rounds: int, preceding_event: Event |
     return 1000 * median(times)
 
 
+def planned(options: Options) -> Figures:
+    """Measure scans of 1,000 clusters, and steps on a saturated grid, while the start of a job is planned."""
+    scans = {}
+    for shapes in (200, 1000):
+        times = wide_scan_times(options.jobs(100_000), min(shapes, options.jobs(100_000)), 4 * options.rounds)
+        scans[f"{shapes} shapes"] = 1000 * median(times)
+    steps = saturated_steps(options.jobs(4000))
+    means = [fmean(saturated_step_times(steps)) for _ in range(options.rounds)]
+    return {"planned_scan_ms": scans, "saturated_step_ms": 1000 * median(means)}
+
+
 def memory(options: Options) -> Figures:
     """Measure the memory of a waiting job, among 50,000 of 200 shapes."""
     jobs = options.jobs(50_000)
@@ -188,6 +200,7 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
     "matching": (matching, ("matching_ms",)),
     "job_end": (job_end, ("job_end_ms",)),
     "waiting": (waiting, ("scan_ms", "wakeup_ms")),
+    "planned": (planned, ("planned_scan_ms", "saturated_step_ms")),
     "memory": (memory, ("bytes_per_queued_job",)),
     "trace": (whole_trace, ("trace_jobs_per_s",)),
     "trace_memory": (trace_memory, ("trace_mb",)),

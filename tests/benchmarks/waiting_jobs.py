@@ -59,8 +59,11 @@ def shapes(number: int) -> list[Request]:
     ]
 
 
-def specs(jobs: int, number: int) -> Iterator[JobSpec]:
-    """Yield job specifications as the API creates them, without shared objects; one of ten has high priority."""
+def specs(jobs: int, number: int, walltimes: Sequence[float | None] = (None,)) -> Iterator[JobSpec]:
+    """Yield job specifications as the API creates them, without shared objects; one of ten has high priority.
+
+    The shapes of requests have the ``walltimes`` in turn.
+    """
     requests = shapes(number)
     for n in range(jobs):
         fields = {
@@ -69,6 +72,7 @@ def specs(jobs: int, number: int) -> Iterator[JobSpec]:
             "name": f"case-{n}",
             "owner": f"user-{n % 30}",
             "priority": "low" if n // number % 10 else "high",
+            "walltime": walltimes[n % number % len(walltimes)],
         }
         yield JobSubmission.model_validate_json(json.dumps(fields)).to_model()
 

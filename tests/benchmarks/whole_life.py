@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from statistics import fmean
 
 from koalapy.model.job import ComponentState, Job, JobId, JobState, Token, parse_token
@@ -49,6 +50,7 @@ class Arrival:
     time_s: int
     sizes: tuple[int, ...]
     lasts: int
+    walltime: float | None = None
 
 
 def create_workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
@@ -72,7 +74,8 @@ def new_scheduler() -> Scheduler:
 
 def create_submission(ident: JobId, arrival: Arrival) -> JobSubmitted:
     request = NonFixedRequest(tuple(ComponentRequest(size) for size in arrival.sizes))
-    spec = JobSpec(request, ("program", f"--case={ident}"), name=f"case-{ident}", owner=f"user-{ident % 30}")
+    command, owner = ("program", f"--case={ident}"), f"user-{ident % 30}"
+    spec = JobSpec(request, command, name=f"case-{ident}", owner=owner, walltime=arrival.walltime)
     return JobSubmitted(Job(ident, spec, arrival.time_s))
 
 
@@ -135,13 +138,15 @@ class SimulatedGrid:
         for ident, arrival in enumerate(arrivals, 1):
             self._later(arrival.time_s, create_submission(ident, arrival))
 
-    def run(self) -> None:
-        """Run from the first arrival to the last end."""
+    def run(self, until: float = inf) -> None:
+        """Run from the first arrival to the last end, or to the first step at or after ``until``."""
         self._step([InventoryReceived(name, Inventory(())) for name in CLUSTERS], set(CLUSTERS), 0.0)
         agenda, scan_at = self._agenda, RULES.scan_interval
         while agenda:
             wakeup = self.scheduler.next_wakeup()
             now = min(agenda[0][0], scan_at, scan_at if wakeup is None else wakeup)
+            if now >= until:
+                return
             events: list[Event] = []
             changed: set[ClusterName] = set()
             while agenda and agenda[0][0] <= now:

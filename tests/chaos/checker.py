@@ -1,11 +1,14 @@
-"""Find violations in the evidence of a run, by the marks that the ranks wrote."""
+"""Find violations in the evidence of a run: those that the auditor finds, and those of what only this harness knows."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+from koalapy.audit.facts import Source
+from koalapy.audit.facts import Submission as Acknowledged
+from koalapy.audit.rules import find_violations
 from tests.chaos.checked_output import check_output, check_results
 from tests.chaos.evidence import FINAL_STATES, ClusterReport, Evidence, ReportedJob, Submission, Violation
-from tests.chaos.marks import Mark
+from tests.chaos.marks import Mark, read_facts
 from tests.chaos.workload import NETWORKS
 
 INFRASTRUCTURE = "infrastructure-failure"
@@ -41,8 +44,9 @@ def check(evidence: Evidence) -> list[Violation]:
     for mark in evidence.marks:
         by_job[mark.job].append(mark)
     violations = [
+        *audit(evidence),
         *check_submissions(evidence.submissions, evidence.jobs),
-        *check_marks(evidence.marks, {str(job.id): job for job in evidence.jobs}),
+        *check_marks(evidence.marks),
         *check_reports(evidence.reports),
         *check_final_reports(evidence.final_reports),
         *(Violation("left", "", text) for text in evidence.remains),
@@ -55,69 +59,38 @@ def check(evidence: Evidence) -> list[Violation]:
     return sorted(violations)
 
 
+def audit(evidence: Evidence) -> Iterator[Violation]:
+    """Yield what the auditor finds in all sources, with the marks of ranks and what clients received."""
+    clients, database = Source("clients"), Source("names of jobs")
+    acknowledged = [
+        *(Acknowledged(clients, s.planned.name, ident) for s in evidence.submissions for ident in s.ids),
+        *(Acknowledged(database, job.name, job.id) for job in evidence.jobs),
+    ]
+    for finding in find_violations([*evidence.facts, *read_facts(evidence.marks), *acknowledged]):
+        yield Violation(finding.rule, str(finding.job), str(finding))
+
+
 def check_submissions(submissions: Sequence[Submission], jobs: Sequence[ReportedJob]) -> Iterator[Violation]:
-    """Yield jobs that were lost after their acknowledgement, duplicated or never submitted."""
+    """Yield planned jobs that were never submitted, and jobs that were not planned."""
     if not jobs:  # the daemon reported no jobs, which is a trouble already
         return
-    jobs_by_id = {job.id: job for job in jobs}
-    names: dict[str, list[int]] = defaultdict(list)
-    for job in jobs:
-        names[job.name].append(job.id)
+    names = {job.name for job in jobs}
     for submission in submissions:
-        name, ids = submission.planned.name, set(submission.ids)
-        for ident in ids:
-            if ident not in jobs_by_id or jobs_by_id[ident].name != name:
-                yield Violation("lost", str(ident), f"{name} was acknowledged, and is missing")
-        if len(ids) > 1 or len(names[name]) > 1:
-            yield Violation("twice", "", f"{name} is {sorted({*ids, *names[name]})}")
-        if not ids and not names[name]:
-            yield Violation("lost", "", f"{name} was never acknowledged, however often it was submitted")
-    for unknown in names.keys() - {submission.planned.name for submission in submissions}:
-        yield Violation("twice", "", f"nobody submitted {unknown} ({names[unknown]})")
+        if not submission.ids and submission.planned.name not in names:
+            yield Violation("lost", "", f"{submission.planned.name} was never acknowledged, however often it was sent")
+    for unknown in names - {submission.planned.name for submission in submissions}:
+        yield Violation("unplanned", "", f"no client submitted {unknown}")
 
 
-def check_marks(marks: Sequence[Mark], jobs: Mapping[str, ReportedJob]) -> Iterator[Violation]:
-    """Yield nodes and ranks used twice, parallel attempts, and ranks that the daemon has not recorded."""
-    begun: dict[tuple[str, int, int], Mark] = {}
-    by_node: dict[str, list[Mark]] = defaultdict(list)
-    sizes: dict[tuple[str, int, str], int] = defaultdict(int)
+def check_marks(marks: Sequence[Mark]) -> Iterator[Violation]:
+    """Yield ranks that found their node, rank or job locked, or with an address of another network."""
     for mark in marks:
-        if mark.event == "loud":
-            continue
-        by_node[mark.node].append(mark)
-        if mark.event == "end":
+        if mark.event != "begin":
             continue
         for trouble in mark.trouble:
             yield Violation("overlap", mark.job, f"{mark}: {trouble}")
-        if earlier := begun.get(mark.rank):
-            yield Violation("rank twice", mark.job, f"{mark}, which was {earlier} before")
-        begun[mark.rank] = mark
-        sizes[mark.job, mark.generation, mark.cluster] += 1
         if not mark.host.startswith(f"{NETWORKS[mark.cluster]}."):
             yield Violation("network", mark.job, f"{mark} has the address {mark.host}")
-    for node, node_marks in by_node.items():
-        yield from _check_node_sharing(node, node_marks)
-    for (name, generation, cluster), ranks in sizes.items():
-        job = jobs.get(name)
-        if name.startswith("local-"):
-            continue
-        recorded = job.attempts.get(generation, {}).get(cluster, 0) if job else 0
-        if ranks > recorded:
-            text = f"attempt {generation} ran on {ranks} nodes of {cluster}; its record says {recorded}"
-            yield Violation("unrecorded", name, text)
-
-
-def _check_node_sharing(node: str, marks: Sequence[Mark]) -> Iterator[Violation]:
-    """Yield overlapping ranks on a node, by the times of their marks."""
-    running_ranks: dict[tuple[str, int, int], Mark] = {}
-    for mark in sorted(marks, key=lambda mark: mark.time_s):
-        if mark.event == "begin":
-            running_ranks[mark.rank] = mark
-            continue
-        begin = running_ranks.pop(mark.rank, None)
-        for running in running_ranks.values():
-            if begin is not None and running.time_s > begin.time_s:
-                yield Violation("overlap", mark.job, f"{running} before {mark}")
 
 
 def check_reports(looks: Sequence[ClusterReport]) -> Iterator[Violation]:
@@ -148,8 +121,6 @@ def check_job(submission: Submission, job: ReportedJob, ranks: Ranks, limit: int
     if job.state not in FINAL_STATES:
         yield Violation("unfinished", ident, f"{job.name} is {job.state} ({job.reason}) in attempt {job.generation}")
         return
-    if newer := [mark for mark in ranks.marks if mark.generation > job.generation]:
-        yield Violation("unrecorded", ident, f"{newer[0]}, but it ended with attempt {job.generation}")
     error = _find_verdict_error(submission, job, ranks)
     if error:
         yield Violation("verdict", ident, f"{job.name} {job.state} ({job.reason or job.exit_code}): {error}")
@@ -170,10 +141,7 @@ def _find_verdict_error(submission: Submission, job: ReportedJob, ranks: Ranks) 
     complete, codes = ranks.is_complete(last), ranks.codes(last)
     match job.state:
         case "succeeded":
-            if not complete:
-                begun, ended = sorted(ranks.begun.get(last, {})), sorted(ranks.ended.get(last, {}))
-                return f"in attempt {last} the ranks {begun} began, {ended} ended, with {codes or 0}"
-            return "" if job.exit_code == 0 else f"with exit code {job.exit_code}"
+            return "" if complete else f"not every rank of attempt {last} ended with 0"
         case "cancelled":
             return "" if submission.cancel_tried else "nobody cancelled it"
     if job.reason.startswith(INFRASTRUCTURE):

@@ -116,7 +116,7 @@ class Submitters:
     def _body(self, client: Client, planned: PlannedJob) -> dict[str, Any]:
         body = {**planned.body, "command": build_command(self._grid.folder, planned.task)}
         if planned.input:
-            answer = client.request("POST", "/api/v1/bundles", self._until, content=_archive(planned.input))
+            answer = client.request("POST", "/api/v1/bundles", self._until, content=archive_input(planned.input))
             body["bundle"] = read_details(answer).get("id", answer.text)
         return body
 
@@ -168,7 +168,8 @@ class Submitters:
             self.troubles.append(f"cancelling {planned.name}: {answer.status_code} {answer.text[:300]}")
 
 
-def _archive(content: str) -> bytes:
+def archive_input(content: str) -> bytes:
+    """Return an archive with the input file of a job."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:") as archive:
         member = tarfile.TarInfo("input.txt")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from koalapy.audit.facts import Fact
 from tests.chaos.marks import Mark
 from tests.chaos.workload import OUTPUT_LIMIT, PlannedJob
 
@@ -79,6 +80,8 @@ class Evidence:
     """Processes, folders, files and rows that were left after the end of the daemon."""
     troubles: Sequence[str] = ()
     """Unexpected events, such as a daemon that ended by itself."""
+    facts: Sequence[Fact] = ()
+    """What the database, agents, resource managers and the record of events tell."""
     output_limit: int = OUTPUT_LIMIT
     """Bytes that the daemon keeps of each component's output."""
 

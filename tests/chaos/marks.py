@@ -1,12 +1,16 @@
 """Marks that the ranks wrote."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from koalapy.audit.facts import Run, RunKind, Source
 from tests.chaos.rank import MARKS
+
+MARKS_OF_RANKS = Source("marks of ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,31 @@ def parse_marks(text: str) -> list[Mark]:
 
 def _create_mark(fields: dict[str, Any]) -> Mark:
     return Mark(**{**fields, "trouble": tuple(fields.get("trouble", ()))})
+
+
+def read_facts(marks: Sequence[Mark]) -> Iterator[Run]:
+    """Yield the programs of all ranks as facts for the auditor. The end of a killed rank is unknown."""
+    offset = time.time() - time.monotonic()
+    ends = {(*mark.rank, mark.pid): mark for mark in marks if mark.event == "end"}
+    for mark in marks:
+        if mark.event != "begin":
+            continue
+        end = ends.get((*mark.rank, mark.pid))
+        is_local = mark.job.startswith("local-")
+        yield Run(
+            MARKS_OF_RANKS,
+            RunKind.PROGRAM,
+            -int(mark.job.removeprefix("local-")) if is_local else int(mark.job),
+            mark.generation,
+            f"rank {mark.index}",
+            mark.cluster,
+            mark.time_s + offset,
+            None if end is None else end.time_s + offset,
+            nodes=(mark.node,),
+            size=mark.size,
+            exit_code=None if end is None else end.code,
+            run_id=str(mark.pid),
+        )
 
 
 class MarkReader:

@@ -3,13 +3,14 @@
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from koalapy.audit.readers import GridFiles, read_grid
 from tests.chaos import leftovers
 from tests.chaos.checker import check
 from tests.chaos.clients import ClusterPoller, LocalUsers, Submitters, read_reports
@@ -86,12 +87,13 @@ class Run:
             submissions, all_looks = self._attack(deadline)
             client = self._grid.client()
             self._wait_for_jobs(client, deadline)
-            final_reports = self._wait_until_idle(client)
-            jobs = self._read_jobs(client, time.monotonic() + REPORT_TIMEOUT_S)
+            final_reports = wait_until_idle(self._grid, client)
+            jobs = read_jobs(client, time.monotonic() + REPORT_TIMEOUT_S, self._troubles)
             client.close()
-        remains = self._stop_daemon()
+        remains = stop_daemon(self._grid, self._url, self._troubles)
         marks = list(MarkReader(self._grid.folder).new())
-        evidence = Evidence(submissions, jobs, marks, all_looks, final_reports, remains, self._troubles)
+        facts = list(read_grid(GridFiles(self._grid.directory, self._url)))
+        evidence = Evidence(submissions, jobs, marks, all_looks, final_reports, remains, self._troubles, facts)
         return self._summarize(evidence)
 
     @contextmanager
@@ -143,82 +145,6 @@ class Run:
                 return
             time.sleep(0.2)
 
-    def _wait_until_idle(self, client: Client) -> list[ClusterReport]:
-        """Wait until all clusters are idle and spools empty, or for the timeout, and return the reports."""
-        end = time.monotonic() + IDLE_TIMEOUT_S
-        while True:
-            reports = read_reports(client.get("/api/v1/clusters", end + IDLE_TIMEOUT_S)["clusters"])
-            idle = all((look.idle, look.state) == (look.total, "usable") for look in reports)
-            if (idle and not leftovers.list_spools(self._grid.directory)) or time.monotonic() > end:
-                return reports
-            time.sleep(0.2)
-
-    def _read_jobs(self, client: Client, until: float) -> list[ReportedJob]:
-        """Return all jobs with their attempts, output and results."""
-        jobs: list[dict[str, Any]] = []
-        cursor: dict[str, int] = {}
-        try:
-            while page := client.get("/api/v1/jobs", until, limit=500, **cursor)["jobs"]:
-                jobs += page
-                cursor = {"before": page[-1]["id"]}
-            return [self._read_job(client, client.get(f"/api/v1/jobs/{job['id']}", until), until) for job in jobs]
-        except TimeoutError as error:
-            self._troubles.append(f"the daemon does not tell of its jobs: {error}")
-            return []
-
-    def _read_job(self, client: Client, job: dict[str, Any], until: float) -> ReportedJob:
-        path = f"/api/v1/jobs/{job['id']}"
-        attempts = client.get(f"{path}/attempts", until)["attempts"]
-        sizes: dict[int, Counter[str]] = {}
-        for attempt in attempts:
-            sizes[attempt["generation"]] = Counter()
-            for component in attempt["components"]:
-                if not component["superseded"]:
-                    sizes[attempt["generation"]][component["cluster"]] += component["size"]
-        components = [component["index"] for component in attempts[-1]["components"]] if attempts else []
-        output = {c: client.request("GET", f"{path}/logs", until, params={"component": c}).content for c in components}
-        joined_output = client.request("GET", f"{path}/logs", until).content
-        results = {}
-        if job["collect"] and job["state"] == "succeeded":
-            answer = client.request("GET", f"{path}/results", until)
-            results = _read_archive(answer.content) if answer.status_code == 200 else {"?": answer.content}
-        missing = {
-            entry["cluster"]
-            for entry in job["timeline"]
-            if (entry["event"], entry["generation"]) == ("output-missing", job["generation"])
-        }
-        limit = job["max_restarts"] if job["max_restarts"] is not None else int(RULES["max_restarts"])
-        return ReportedJob(
-            job["id"],
-            job["name"],
-            job["state"],
-            job["reason"],
-            job["exit_code"],
-            job["generation"],
-            job["restarts"],
-            limit,
-            sizes,
-            output,
-            joined_output,
-            results,
-            frozenset(missing),
-        )
-
-    def _stop_daemon(self) -> list[str]:
-        """Stop the daemon, and return the remains of the grid."""
-        directory = self._grid.directory
-        try:
-            if (code := self._grid.stop_daemon()) != 0:
-                self._troubles.append(f"the daemon ended with {code} when it was asked to end")
-        except Exception as error:  # noqa: BLE001 - after any error the remains are checked
-            self._troubles.append(f"the daemon did not end when it was asked to: {error!r}")
-            self._grid.kill_daemon()
-        remains = leftovers.wait_for_none(lambda: leftovers.list_processes(directory), PROCESS_END_TIMEOUT_S)
-        remains += leftovers.list_spools(directory) + leftovers.list_temporary_files(self._grid.folder / "tmp")
-        remains += leftovers.list_rows(self._url)
-        self._troubles += _list_tracebacks(self._grid.log)
-        return remains
-
     def _summarize(self, evidence: Evidence) -> Outcome:
         outcome = self._outcome
         outcome.seconds = time.monotonic() - self._began
@@ -229,6 +155,89 @@ class Run:
         outcome.starts = self._grid.starts
         outcome.violations = check(evidence)
         return outcome
+
+
+def wait_until_idle(grid: ChaosGrid, client: Client) -> list[ClusterReport]:
+    """Wait until all clusters are idle and spools empty, or for the timeout, and return the reports."""
+    end = time.monotonic() + IDLE_TIMEOUT_S
+    while True:
+        reports = read_reports(client.get("/api/v1/clusters", end + IDLE_TIMEOUT_S)["clusters"])
+        idle = all((look.idle, look.state) == (look.total, "usable") for look in reports)
+        if (idle and not leftovers.list_spools(grid.directory)) or time.monotonic() > end:
+            return reports
+        time.sleep(0.2)
+
+
+def read_jobs(client: Client, until: float, troubles: list[str], arrays: Sequence[int] = ()) -> list[ReportedJob]:
+    """Return all jobs, and the tasks of arrays, with their attempts, output and results."""
+    jobs: list[dict[str, Any]] = []
+    cursor: dict[str, int] = {}
+    try:
+        while page := client.get("/api/v1/jobs", until, limit=500, **cursor)["jobs"]:
+            jobs += page
+            cursor = {"before": page[-1]["id"]}
+        for array in arrays:
+            jobs += client.get("/api/v1/jobs", until, limit=500, array=array)["jobs"]
+        return [_read_job(client, client.get(f"/api/v1/jobs/{job['id']}", until), until) for job in jobs]
+    except TimeoutError as error:
+        troubles.append(f"the daemon does not tell of its jobs: {error}")
+        return []
+
+
+def _read_job(client: Client, job: dict[str, Any], until: float) -> ReportedJob:
+    path = f"/api/v1/jobs/{job['id']}"
+    attempts = client.get(f"{path}/attempts", until)["attempts"]
+    sizes: dict[int, Counter[str]] = {}
+    for attempt in attempts:
+        sizes[attempt["generation"]] = Counter()
+        for component in attempt["components"]:
+            if not component["superseded"]:
+                sizes[attempt["generation"]][component["cluster"]] += component["size"]
+    components = [component["index"] for component in attempts[-1]["components"]] if attempts else []
+    output = {c: client.request("GET", f"{path}/logs", until, params={"component": c}).content for c in components}
+    joined_output = client.request("GET", f"{path}/logs", until).content
+    results = {}
+    if job["collect"] and job["state"] == "succeeded":
+        answer = client.request("GET", f"{path}/results", until)
+        results = _read_archive(answer.content) if answer.status_code == 200 else {"?": answer.content}
+    missing = {
+        entry["cluster"]
+        for entry in job["timeline"]
+        if (entry["event"], entry["generation"]) == ("output-missing", job["generation"])
+    }
+    limit = job["max_restarts"] if job["max_restarts"] is not None else int(RULES["max_restarts"])
+    index = f"[{job['array_index']}]" if job.get("array_index") else ""
+    return ReportedJob(
+        job["id"],
+        job["name"] + index,
+        job["state"],
+        job["reason"],
+        job["exit_code"],
+        job["generation"],
+        job["restarts"],
+        limit,
+        sizes,
+        output,
+        joined_output,
+        results,
+        frozenset(missing),
+    )
+
+
+def stop_daemon(grid: ChaosGrid, database: str, troubles: list[str]) -> list[str]:
+    """Stop the daemon, and return the remains of the grid."""
+    directory = grid.directory
+    try:
+        if (code := grid.stop_daemon()) != 0:
+            troubles.append(f"the daemon ended with {code} when it was asked to end")
+    except Exception as error:  # noqa: BLE001 - after any error the remains are checked
+        troubles.append(f"the daemon did not end when it was asked to: {error!r}")
+        grid.kill_daemon()
+    remains = leftovers.wait_for_none(lambda: leftovers.list_processes(directory), PROCESS_END_TIMEOUT_S)
+    remains += leftovers.list_spools(directory) + leftovers.list_temporary_files(grid.folder / "tmp")
+    remains += leftovers.list_rows(database)
+    troubles += _list_tracebacks(grid.log)
+    return remains
 
 
 def _read_archive(archive: bytes) -> dict[str, bytes]:

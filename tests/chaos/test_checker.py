@@ -1,6 +1,6 @@
 """The checker accepts a correct history, and finds each defect that is inserted in one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from koalapy.audit.facts import Fact, JobRecord, Run, RunKind, Source
 from tests.chaos.checker import check
 from tests.chaos.evidence import Cancellation, ClusterReport, Evidence, ReportedJob, Submission
 from tests.chaos.marks import Mark
@@ -19,6 +20,15 @@ MAX_RESTARTS = 10
 OUTPUT_LIMIT = 8192
 """Bytes, fewer than in a real run, as is the output of loud jobs."""
 T = TypeVar("T")
+
+
+def state_facts(job: ReportedJob) -> Iterator[Fact]:
+    """Yield what the database holds of a job."""
+    database = Source("database")
+    yield JobRecord(database, job.id, job.state, job.generation, job.exit_code, job.reason, 0.0)
+    for generation, sizes in job.attempts.items():
+        for index, (cluster, size) in enumerate(sizes.items()):
+            yield Run(database, RunKind.CLAIM, job.id, generation, str(index), cluster, 0.0, size=size)
 
 
 class History:
@@ -37,7 +47,10 @@ class History:
     def evidence(self) -> Evidence:
         looks = [ClusterReport(1.0, name, "usable", total, total - 1, 1, 0, 0) for name, total in CLUSTERS.items()]
         final_reports = [ClusterReport(9.0, name, "usable", total, total, 0, 0, 0) for name, total in CLUSTERS.items()]
-        return Evidence(self.submissions, self.jobs, self.marks, looks, final_reports, output_limit=OUTPUT_LIMIT)
+        facts = [fact for job in self.jobs for fact in state_facts(job)]
+        return Evidence(
+            self.submissions, self.jobs, self.marks, looks, final_reports, facts=facts, output_limit=OUTPUT_LIMIT
+        )
 
     def _play(self, planned: PlannedJob) -> None:
         ident = planned.number + 100
@@ -234,29 +247,29 @@ DEFECTS |= {
         "network",
         change_begin_mark(lambda mark: replace(mark, host="127.0.1.1")),
     ),
-    "a_rank_ran_on_another_cluster": ("unrecorded", change_begin_mark(lambda mark: replace(mark, node="birch-1"))),
-    "a_rank_begins_twice": ("rank twice", add_begin_mark(lambda mark: replace(mark, pid=7, time_s=1e9))),
+    "a_rank_ran_on_another_cluster": ("run-recorded", change_begin_mark(lambda mark: replace(mark, node="birch-1"))),
+    "a_rank_begins_twice": ("attempt-once", add_begin_mark(lambda mark: replace(mark, pid=7, time_s=1e9))),
     "an_attempt_ran_that_nobody_knows": (
-        "unrecorded",
+        "run-recorded",
         add_begin_mark(lambda mark: replace(mark, generation=9, time_s=1e9)),
     ),
 }
 
 
-@defect("lost")
+@defect("submission-once")
 def a_job_is_lost(history: History, data: st.DataObject) -> bool:
     del history.jobs[data.draw(st.integers(0, JOBS - 1))]
     return True
 
 
-@defect("twice")
+@defect("submission-once")
 def a_job_is_there_twice(history: History, data: st.DataObject) -> bool:
     job = history.jobs[data.draw(st.integers(0, JOBS - 1))]
     history.jobs.append(replace(job, id=999))
     return True
 
 
-@defect("verdict")
+@defect("gang-whole")
 def a_rank_never_ended(history: History, data: st.DataObject) -> bool:
     place = pick_job(history, data, succeeded)
     if place is not None:
@@ -264,7 +277,7 @@ def a_rank_never_ended(history: History, data: st.DataObject) -> bool:
     return place is not None
 
 
-@defect("verdict")
+@defect("result-produced")
 def a_rank_failed(history: History, data: st.DataObject) -> bool:
     place = pick_job(history, data, succeeded)
     if place is not None:
@@ -282,7 +295,7 @@ def a_cancelled_job_is_tried_again(history: History, data: st.DataObject) -> boo
     return place is not None
 
 
-@defect("overlap")
+@defect("node-once")
 def two_ranks_share_a_node(history: History, data: st.DataObject) -> bool:
     """Add a local user's job that begins while a rank runs."""
     place = pick_job(history, data, succeeded)
@@ -357,5 +370,5 @@ def test_checker_accepts_only_output_missing_by_timeline(
         missing=frozenset({missing}),
     )
     marks = [begin, replace(begin, event="end", time_s=2.0, code=code)]
-    evidence = Evidence([Submission(PROCESSES, (7,))], [job], marks, [], [])
+    evidence = Evidence([Submission(PROCESSES, (7,))], [job], marks, [], [], facts=list(state_facts(job)))
     assert [violation.rule for violation in check(evidence)] == rules

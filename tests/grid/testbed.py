@@ -136,6 +136,14 @@ class Testbed(Grid):
         wait_until(lambda: not [p for p in daemon.list_processes() if "serve" in p[2]], "the daemon to end")
         return 0
 
+    def restart_daemon(self, **settings: str) -> None:
+        """Restart the daemon with these variables beside its configuration, and wait until its clusters are usable."""
+        lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+        self.containers["daemon"].shell(f"printf %s '{lines}' >/run/settings.env")
+        self.stop_daemon()
+        self.containers["daemon"].release("daemon")
+        self.connect(self.url)
+
     # Processes and nodes
 
     def list_processes(self) -> list[NodeProcess]:

@@ -1,5 +1,6 @@
 """The runner as a real process: start, output, end and clean-up of programs without MPI."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from koalapy.runner.output_streams import StreamSplitter
+from tests.needs import ROOT, needs
 from tests.runner.conftest import FakeAgent, FakeNode, living_pids, make_plan, read_left_file
 
 pytestmark = pytest.mark.processes
@@ -155,6 +157,24 @@ async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_si
     end = await node.expect("exit")
     assert end["stopped"]
     assert living_pids(node.output) == []
+    assert await node.ended() == 0
+
+
+@needs(ROOT)
+async def test_process_of_other_account_does_not_end_runner(agent: FakeAgent, tmp_path: Path) -> None:
+    """A process that ``sudo`` started cannot be signalled: its node stays in use until it ends by itself."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    without_right = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
+    node = await agent.start(TOKEN, 0, "127.0.1.1", without_right)
+    program = f"import os; gate = open({str(gate)!r}); os.setresuid(65534, 65534, 65534); print('other', flush=True); "
+    node.send(**make_plan([node], [sys.executable, "-c", program + "gate.read()"]))
+    writer = await asyncio.to_thread(gate.open, "w")
+    await agent.until(lambda: b"other" in node.output, "the change of account")
+    node.send(t="stop")
+    await node.expect("ending")
+    writer.close()
+    assert (await node.expect("exit"))["stopped"]
     assert await node.ended() == 0
 
 

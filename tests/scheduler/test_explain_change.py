@@ -94,6 +94,23 @@ def test_change_of_fixed_job_that_shares_nodes_counts_partly_used_nodes() -> Non
     assert world.job(job).spec.request.total_size >= 6
 
 
+def test_change_to_fewer_nodes_counts_run_time_that_is_known_of_them() -> None:
+    """A job of 1 node ran for 200 s, so one of 3 nodes is expected to end before the planned start, unlike one of 4."""
+    world = World({"north": 7, "south": 7}, Rules(plan_after=0.0))
+    world.submit(flexible(7), run_time=1e5)
+    job = world.submit(flexible(8))
+    world.submit(flexible(1), run_time=200.0, priority=Priority.HIGH)
+    world.submit(flexible(7), run_time=1e5, priority=Priority.HIGH)
+    planned_job = world.submit(fixed(north=1, south=5), priority=Priority.HIGH)
+    world.advance(300)
+    assert world.queries.planned_job == planned_job
+    change = offered_change(world, job)
+    assert change is not None
+    assert change.text.startswith("ask for 3 nodes with high priority")
+    follow_change(world, job, change)
+    assert world.state(job).is_active
+
+
 drawn_requests = st.one_of(
     st.builds(flexible, st.integers(1, 14), st.integers(1, 1), st.none() | st.integers(1, 2)),
     st.builds(lambda sizes: nonfixed(*sizes), st.lists(st.integers(1, 6), min_size=1, max_size=3)),

@@ -3,16 +3,16 @@
 import asyncio
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.model.job_sizes import NodeReservation, SizeRanges
+from koalapy.model.job_sizes import MAX_TIME, NodeReservation, SizeRanges
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
-from koalapy.model.reports import ListedNode, NodeClassReport
+from koalapy.model.reports import MAX_RESERVATIONS, ListedNode, NodeClassReport
 
 SUSPENDED_TEXT = "suspended by {}"
 """The reason of a job that the resource manager has suspended."""
@@ -199,6 +199,26 @@ class ReservationOrder:
     ends: float
     accounts: Sequence[str]
     """The accounts of jobs that may use them; an empty one is the agent's own."""
+
+
+def report_reservations(
+    reservations: Iterable[tuple[str, Collection[str], float, float | None]],
+    nodes: Set[str],
+    idle: Set[str],
+    default_walltime: float | None = None,
+) -> tuple[NodeReservation, ...]:
+    """Return the reservations of some of a cluster's nodes, the earliest first.
+
+    ``reservations``: name, nodes, begin and end, if known. ``default_walltime``: seconds that jobs without a walltime
+    get; None: no limit.
+    """
+    longest = MAX_TIME if default_walltime is None else default_walltime
+    reports = [
+        NodeReservation(name, len(own), len(own & idle), max(0.0, begins), max(0.0, ends or MAX_TIME), longest)
+        for name, hosts, begins, ends in reservations
+        if (own := nodes & set(hosts))
+    ]
+    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 
 
 @dataclass(frozen=True, slots=True)

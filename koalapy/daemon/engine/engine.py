@@ -31,7 +31,7 @@ from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
-from koalapy.scheduler.events import Event, Reported
+from koalapy.scheduler.events import Event, Reported, ReservationChanged
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
@@ -377,6 +377,7 @@ class Engine:
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
+            reservations=[e.reservation for item in items for e in item.events if isinstance(e, ReservationChanged)],
             audit=[entry for item in items if item.audited for entry in item.audited.make_entries(now)],
             notifications=self._make_notifications(effects.jobs.values(), now),
         )

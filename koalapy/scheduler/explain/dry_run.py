@@ -15,6 +15,7 @@ from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import Offer, refusal_text
 from koalapy.scheduler.queue.component_sizes import exclude_barred
+from koalapy.scheduler.queue.queue import Duration
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check_submission
 
@@ -47,12 +48,12 @@ class DryRun:
         self._barred = job.barred_sizes(queries.now) if job is not None else NOTHING_BARRED
         """The sizes that clusters rejected; they may also reject a changed job."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
-        self._offers: dict[tuple[Priority, float | None], Offer] = {}
+        self._offers: dict[tuple[Priority, Duration], Offer] = {}
         self.asks = 0
         """The number of policy calls."""
 
     def _offer(self, spec: JobSpec) -> Offer:
-        key = spec.priority, spec.walltime
+        key = spec.priority, self.queries.queues.duration_of(spec, self.job)
         if key not in self._offers:
             self._offers[key] = self.queries.offer(spec, self.job)
         return self._offers[key]

@@ -21,6 +21,7 @@ from koalapy.scheduler.grid import GridStatus
 MAX_QUESTIONS = 200
 RESERVED_FOR_FEWER_NODES = 90
 """Number of these policy calls reserved for requests with fewer nodes, which usually help."""
+MIN_WALLTIME_S = 1.0
 LINEAR_STEPS = 12
 """Number of steps that are tried one by one, before the binary search for the others."""
 MAX_MOVED_COMPONENTS = 8
@@ -248,13 +249,15 @@ def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
 
 def _smaller(spec: JobSpec, dry_run: DryRun, also: str = "") -> Iterator[Steps]:
     """Yield smaller requests that may fit now; ``also`` describes the other changes."""
-    request, view = spec.request, dry_run.widest_view(spec)
+    request = spec.request
     if isinstance(request, FlexibleRequest):
-        yield _smaller_total(spec, request, select_nodes(spec, view).usable_idle, also)
+        # A smaller job may be expected to end before a planned start, and is then offered more nodes.
+        widest = dry_run.widest_view(replace(spec, walltime=MIN_WALLTIME_S))
+        yield _smaller_total(spec, request, select_nodes(spec, widest).usable_idle, also)
     elif isinstance(request, NonFixedRequest):
         yield _smaller_components(spec, request, also)
     else:
-        yield from _idle_part(spec, request, view, also)
+        yield from _idle_part(spec, request, dry_run.widest_view(spec), also)
 
 
 def _smaller_total(spec: JobSpec, request: FlexibleRequest, usable: int, also: str) -> Steps:

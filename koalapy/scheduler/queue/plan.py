@@ -1,6 +1,6 @@
 """Plan the start of the job that has waited longest, so that other jobs use its nodes only if they end in time."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_time
+from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
@@ -239,8 +239,8 @@ class Plan:
         return f"nodes are kept for job {keeper}, which {reason}"
 
     def describe_start(self) -> str:
-        """Return the planned start as text: ``is planned for 14:20``."""
-        return f"is planned for {format_time(max(self.start, self._state.now), self._state.now)}"
+        """Return the planned start as text: ``is planned for 14:20 UTC``."""
+        return f"is planned for {format_utc(max(self.start, self._state.now), self._state.now)}"
 
     def _withholds_nodes(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> bool:
         """Return whether some nodes of a cluster are not offered: then none may be shared for longer either."""
@@ -386,15 +386,18 @@ class Plan:
             self._empty, self._grids = empty, self._grids + 1
         idle = IdleSummary(self._empty)
         for priority, queue in self._queues.items():
-            entries = queue.first_of_each_shape(idle.may_fit)
-            turn = self._turns.get(priority)
-            if turn is not None and turn in queue and not queue.is_barred(turn):
-                entries.insert(0, queue.entry_of(turn))
-            for entry in entries:
+            for entry in self._by_turn_and_age(priority, queue, idle):
                 if self._state.now - entry.waits_since < (self._rules.plan_after or 0.0):
                     continue
                 if self._fits(entry, idle, evaluate):
                     yield self._ledger.jobs[entry.job]
+
+    def _by_turn_and_age(self, priority: Priority, queue: PlacementQueue, idle: IdleSummary) -> Iterator[Entry]:
+        """Yield the job whose turn it is. Sort the first jobs of all shapes only if it cannot be planned."""
+        turn = self._turns.get(priority)
+        if turn is not None and turn in queue and not queue.is_barred(turn):
+            yield queue.entry_of(turn)
+        yield from queue.first_of_each_shape(idle.may_fit)
 
     def _fits(self, entry: Entry, idle: IdleSummary, evaluate: Evaluate) -> bool:
         group, job = entry.group, self._ledger.jobs[entry.job]
@@ -418,25 +421,28 @@ class Plan:
         now, barred = self._state.now, job.barred_sizes(self._state.now)
         preempts = self._preempts(job)
         base = self._preempting.view() if preempts else self.own_view(job)
-        releases = sorted(self._releases(preempts))
-        ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
-        times = sorted({now, *(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
+        releases = self._releases(preempts)
 
-        found: tuple[GridView, Placement] | None = None
-        first, last = bisect_left(times, self._first_possible(job, base, releases)), len(times)
-        middle = first  # usually enough nodes suffice
-        while first < last:
-            view = self._view_at(times[middle], base, releases, job)
+        def place_at(at: float) -> tuple[float, GridView, Placement] | None:
+            view = self._view_at(at, base, releases, job)
             answer = evaluate(job.spec, view, barred)
-            if isinstance(answer, Placement):
-                last, found = middle, (view, answer)
-            else:
-                first = middle + 1
-            middle = (first + last) // 2
+            return (at, view, answer) if isinstance(answer, Placement) else None
+
+        earliest = self._first_possible(job, base, releases)
+        found = place_at(earliest) if earliest < inf else None  # usually enough nodes suffice
+        if found is None:
+            ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
+            times = sorted({*(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
+            first, last = bisect_right(times, earliest), len(times)
+            while first < last:
+                middle = (first + last) // 2
+                if placed := place_at(times[middle]):
+                    last, found = middle, placed
+                else:
+                    first = middle + 1
         if found is None:
             return False
-        view, placement = found
-        self.start = times[last]
+        self.start, view, placement = found
         self._binds = self._bound_by(job)
         self._transfer_s = max(component.transfer_time for component in placement.components)
         self._streams = count_streams(job.spec, placement, view)
@@ -473,46 +479,54 @@ class Plan:
 
     def _keep_class(self, requirement: NodeRequirement | None, name: ClusterName, size: int) -> None:
         """Keep the idle nodes of a cluster that serve a planned job, since it is not known which become free."""
-        nodes = NodeFilter(requirement=requirement and requirement.of_nodes)
+        if requirement is None:
+            return
+        nodes = NodeFilter(requirement=requirement.of_nodes)
         self._grid[name].nodes.classes.kept = nodes
         cluster = self._grid.view().get(name)
         if cluster is not None and not nodes.admits_all:
             serving = count_idle(cluster.known_classes, nodes)
             self._limits[name] = min(self._limits[name], cluster.idle - min(serving, size))
 
-    def _releases(self, without_preemptible: bool) -> Iterator[tuple[float, ClusterName, int]]:
-        """Yield when components of running jobs are expected to release nodes.
+    def _releases(self, without_preemptible: bool) -> list[tuple[float, ClusterName, int]]:
+        """Return when components of running jobs are expected to release nodes, the first ones first.
 
         Nodes of jobs that share them are free when the last of these jobs on the cluster has ended.
         """
+        releases: list[tuple[float, ClusterName, int]] = []
         shared: dict[ClusterName, tuple[float, int]] = {}
         unknown = self._first_unknown_end = {}
         for job in self._ledger.active_jobs():
-            if job.spec.reservation or (without_preemptible and job.spec.priority is Priority.LOW):
+            spec, attempt = job.spec, job.attempt
+            if attempt is None or spec.reservation or (without_preemptible and spec.priority is Priority.LOW):
                 continue
-            end = self._expected_end(job)
-            for component in job.attempt.components if job.attempt is not None else ():
-                if component.state in HOLDS_NO_NODES:
+            end, is_unknown = self._expected_end(job), spec.walltime is None and job.ending is None
+            for component in attempt.components:
+                state = component.state
+                if state is not ComponentState.RUNNING and state in HOLDS_NO_NODES:  # most run, which is faster
                     continue
-                if job.spec.walltime is None and job.ending is None:
-                    unknown[component.cluster] = min(end, unknown.get(component.cluster, inf))
-                if job.spec.share:
-                    latest, nodes = shared.get(component.cluster, (end, 0))
-                    shared[component.cluster] = max(latest, end), nodes + component.size
+                cluster = component.cluster
+                if is_unknown:
+                    unknown[cluster] = min(end, unknown.get(cluster, inf))
+                if spec.share:
+                    latest, nodes = shared.get(cluster, (end, 0))
+                    shared[cluster] = max(latest, end), nodes + component.size
                 else:
-                    yield end, component.cluster, component.size
-        yield from ((end, name, nodes) for name, (end, nodes) in shared.items())
+                    releases.append((end, cluster, component.size))
+        releases += ((end, name, nodes) for name, (end, nodes) in shared.items())
+        releases.sort()
+        return releases
 
     def _expected_end(self, job: Job) -> float:
         """Return when a job is expected to release its nodes: one that runs longer than expected, much later."""
-        now, attempt = self._state.now, job.attempt
+        now, attempt, walltime = self._state.now, job.attempt, job.spec.walltime
+        if job.ending is not None:
+            return now + MARGIN_S
         began = now
         if attempt is not None:
             began = max(now, attempt.start_estimate or now) if attempt.barrier_at is None else attempt.barrier_at
-        if job.ending is not None:
-            return now + MARGIN_S
-        if job.spec.walltime is not None:
-            return max(began + job.spec.walltime, now + MARGIN_S)
+        if walltime is not None:
+            return max(began + walltime, now + MARGIN_S)
         if (alike := self._alike.get(job.id)) is None:
             alike = self._alike[job.id] = application_of(job.spec), run_size(job.spec)
         lasts = self._estimate(job.spec, alike)

@@ -27,13 +27,13 @@ from koalapy.agent.lrm.port import (
     LrmSnapshot,
     LrmSubmission,
     ReservationOrder,
+    report_reservations,
 )
 from koalapy.agent.lrm.rejections import reject_fields, reservation_rejection
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.job_sizes import NodeReservation
 from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
-from koalapy.model.reports import MAX_RESERVATIONS, ListedState
+from koalapy.model.reports import ListedState
 from koalapy.runner.folders import short_socket_path
 
 _ENDED_RETENTION_S = 10.0
@@ -274,7 +274,9 @@ class LocalLrm:
         used = self._used_parts(reply["jobs"]) if self._share else NO_PARTS
         all_jobs = (*jobs, *(job for job, _ in self._ended.values()))
         snapshot = self._classes.make_snapshot(states, reasons, all_jobs, used)
-        return replace(snapshot, shares=self._share, reservations=_report_reservations(reservations, states))
+        idle = {node for node, state in states.items() if state == "idle"}
+        uses = ((entry["name"], entry["nodes"], entry["begins"], entry["ends"]) for entry in reservations)
+        return replace(snapshot, shares=self._share, reservations=report_reservations(uses, states.keys(), idle))
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yield when the first snapshot is possible, then whenever locald reports a change or was lost."""
@@ -426,23 +428,6 @@ class _Link:
                 if not future.done():
                     future.set_exception(SiteUnavailable("locald has ended"))
             self._changed.set()
-
-
-def _report_reservations(
-    records: Sequence[dict[str, Any]], states: Mapping[str, ListedState]
-) -> tuple[NodeReservation, ...]:
-    """Return the reservations of locald's answer, the earliest first."""
-    reports = [
-        NodeReservation(
-            record["name"],
-            len(record["nodes"]),
-            sum(states[node] == "idle" for node in record["nodes"]),
-            record["begins"],
-            record["ends"],
-        )
-        for record in records
-    ]
-    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 
 
 def _job_from_record(record: dict[str, Any]) -> LrmJob:

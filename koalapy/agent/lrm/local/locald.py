@@ -59,11 +59,36 @@ _RESULT_UNDELIVERED = 1
 _KEY_RETENTION_S = 7 * 86400.0
 _MAX_PENDING_BYTES = 1 << 16
 """Bytes that a client has not read yet, beyond which its notices of change wait."""
+_MAX_ACCOUNTING_BYTES = 64 << 20
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _ACCEPT_RETRY_S = 0.5
 _NOTICE_INTERVAL_S = 0.01
 _MAX_CLOCK_ERROR_S = 60.0
 """Seconds after which the clock is read again, which may have been set, for reservations that begin or end."""
+
+
+class Accounting:
+    """A file of the starts and ends of all jobs, one JSON object a line, which is evidence of what ran on the nodes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._write({"begin": time.time()})  # all jobs of earlier processes have ended
+
+    def note_start(self, job: LocalJob) -> None:
+        nodes = [node.name for node in job.nodes]
+        self._write({"job": str(job.id), "name": job.name, "user": job.user, "nodes": nodes, "begin": time.time()})
+
+    def note_end(self, job: LocalJob) -> None:
+        self._write({"job": str(job.id), "end": time.time(), "exit_code": job.exit_code, "reason": job.reason})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        """Append a line. Begin a new file when it is large; a full disk loses lines, and nothing else."""
+        with suppress(OSError):
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                is_large = file.tell() > _MAX_ACCOUNTING_BYTES
+            if is_large:
+                os.replace(self._path, f"{self._path}.old")
 
 
 class Client(LineConnection):
@@ -118,6 +143,7 @@ class Server:
         self._clients: set[Client] = set()
         self._waiting: defaultdict[LocalJob, list[tuple[Client, Any]]] = defaultdict(list)
         """Clients that wait for a job's end, with the ids of their requests."""
+        self._accounting = Accounting(directory / "accounting")
         self._processed_seq = 0
         """The ``seq`` of the job table up to which ended jobs were processed."""
         self._key = ""
@@ -321,6 +347,8 @@ class Server:
         if (seconds := self._jobs.next_change_s()) is not None:
             self.loop.set_alarm("reservation", min(seconds, _MAX_CLOCK_ERROR_S), lambda: None)
         while not self._is_stopping and (job := self._jobs.start_next_job()):
+            self._report_ended_jobs()  # first those that had its nodes
+            self._accounting.note_start(job)
             self._runs.start_job(job)
         self._report_ended_jobs()
         self._notify_watchers()
@@ -338,8 +366,10 @@ class Server:
             self._is_done = True
 
     def _report_ended_jobs(self) -> None:
-        """Reply to clients that wait for jobs that have ended."""
+        """Note the end of jobs, and reply to clients that wait for it."""
         for job in reversed(self._jobs.jobs_ended_since(self._processed_seq)):
+            if job.nodes:
+                self._accounting.note_end(job)
             if self._key and job.exit_code == _RESULT_UNDELIVERED:
                 self._key_needed_until = time.monotonic() + _KEY_RETENTION_S
             for client, id in self._waiting.pop(job, ()):

@@ -31,6 +31,7 @@ from koalapy.agent.lrm.port import (
     LrmSubmission,
     PolledLrm,
     ReservationOrder,
+    report_reservations,
 )
 from koalapy.agent.lrm.rejections import (
     blame_choice,
@@ -49,7 +50,6 @@ from koalapy.agent.lrm.sge.answers import (
     SUSPENDED,
     UNREACHABLE,
     AccountingRecord,
-    AdvanceReservation,
     Listing,
     NodeState,
     QueueInstance,
@@ -65,7 +65,7 @@ from koalapy.agent.lrm.sge.answers import (
     short_name,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
-from koalapy.agent.lrm.sge.reservations import RESERVATIONS_MAX_AGE_S, SgeReservations, report_reservations
+from koalapy.agent.lrm.sge.reservations import RESERVATIONS_MAX_AGE_S, SgeReservations
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
@@ -191,11 +191,10 @@ class SgeLrm(PolledLrm):
         return await self._reservations.create(order, await self._current_layout(), self._clock.now())
 
     async def release_reservation(self, name: str) -> None:
-        running = [job.id for job in await self._list_jobs("prs") if job.name.startswith(self._jobs.prefix)]
-        await self._reservations.delete(name, running)
+        await self._reservations.delete(name)
 
     async def list_reservations(self, prefix: str) -> Sequence[str]:
-        return [each.name for each in await self._reservations.find_all() if each.name.startswith(prefix)]
+        return [each.name for each in await self._reservations.find_own(prefix)]
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         if (id := self._jobs.find_id(name, user)) is not None:
@@ -253,7 +252,7 @@ class SgeLrm(PolledLrm):
             with contextlib.suppress(SiteError):  # then the previous ones count
                 await self._reservations.find_all()
         return replace(
-            make_snapshot(listing, layout, held, jobs, self._groups, self._reservations.known),
+            make_snapshot(listing, layout, held, jobs, self._groups, tuple(self._reservations.list_uses())),
             submit_error=await self._control.submit_error(),
         )
 
@@ -309,7 +308,7 @@ def make_snapshot(
     held: Collection[str],
     jobs: tuple[LrmJob, ...],
     groups: NodeGroups = NO_GROUPS,
-    reservations: Sequence[AdvanceReservation] = (),
+    reservations: Iterable[tuple[str, Collection[str], float, float]] = (),
 ) -> LrmSnapshot:
     """Return a snapshot. Each node counts in at most one of idle, background and down."""
     usable: dict[str, list[QueueInstance]] = {}
@@ -335,7 +334,8 @@ def make_snapshot(
     reasons = {host: f"queue state {letters}" for host, letters in problems.items() if letters}
     sizes = (JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else ()
     snapshot = groups.make_snapshot(states, reasons, jobs)
-    return replace(snapshot, job_sizes=sizes, reservations=report_reservations(reservations, states))
+    idle = {host for host, state in states.items() if state == "idle"}
+    return replace(snapshot, job_sizes=sizes, reservations=report_reservations(reservations, states.keys(), idle))
 
 
 ENDED_RETENTION_S = 60.0

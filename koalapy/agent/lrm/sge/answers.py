@@ -102,9 +102,12 @@ class AdvanceReservation:
 
     id: str
     name: str
+    owner: str
     begins: float
     ends: float
     hosts: frozenset[str] = frozenset()
+    users: frozenset[str] = frozenset()
+    """The accounts besides the owner whose jobs may use it."""
 
     def longest_walltime(self, now: float) -> float:
         """Return the seconds that a job may run in it, so that it ends by its own limit.
@@ -256,25 +259,35 @@ def read_waiting_reason(text: str) -> str:
 
 
 def read_reservations(text: bytes) -> Sequence[AdvanceReservation]:
-    """Read an answer of ``qrstat -xml``, without what is over. Raise ``SiteUnavailable`` for other text."""
+    """Read an answer of ``qrstat -xml``, without what is over. Raise ``SiteUnavailable`` for other text.
+
+    Reservations that are unreadable are left out, but none with a name of koalapy: a missing one counts as removed.
+    """
     try:
-        root, _ = _read_xml(text)
+        root, unreadable = _read_xml(text)
     except Xml.ParseError as error:
         raise SiteUnavailable(f"qrstat's answer is not XML: {_quote_begin(text)} ({error})") from error
+    if root.tag != "qrstat" or unreadable:
+        raise SiteUnavailable(f"qrstat's answer is not about reservations, or not whole: {_quote_begin(text)}")
     reservations = []
     for element in root.findall("ar_summary"):
+        id, name = _text(element, "id"), _text(element, "name")
         try:
             times = [
-                time.mktime(time.strptime(_text(element, name), "%Y-%m-%dT%H:%M:%S"))
-                for name in ("start_time", "end_time")
+                time.mktime(time.strptime(_text(element, field), "%Y-%m-%dT%H:%M:%S"))
+                for field in ("start_time", "end_time")
             ]
         except (ValueError, OverflowError):
+            times = []
+        if not (times and id.isdecimal()):
+            if name.startswith(JOB_PREFIX):
+                raise SiteUnavailable(f"qrstat shows the reservation {name} without a number or its times")
             continue
-        id, is_over = _text(element, "id"), _text(element, "state") in ("x", "d")
         instances = [slots.get("queue_instance", "") for slots in element.findall("granted_slots_list/granted_slots")]
         hosts = frozenset(name.partition("@")[2] for name in instances if "@" in name)
-        if id.isdecimal() and not is_over:
-            reservations.append(AdvanceReservation(id, _text(element, "name"), times[0], times[1], hosts))
+        users = frozenset(user.get("user", "") for user in element.findall("acl_list/acl"))
+        if _text(element, "state") not in ("x", "d"):
+            reservations.append(AdvanceReservation(id, name, _text(element, "owner"), times[0], times[1], hosts, users))
     return reservations
 
 

@@ -2,20 +2,20 @@
 
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.port import Finding, ReservationOrder
-from koalapy.agent.lrm.sge.answers import AdvanceReservation, read_reservations
+from koalapy.agent.lrm.port import JOB_PREFIX, Finding, ReservationOrder
+from koalapy.agent.lrm.sge.answers import AdvanceReservation, read_listing, read_reservations
 from koalapy.agent.lrm.sge.commands import Layout, SgeCommands
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from koalapy.model.job_sizes import NodeReservation
-from koalapy.model.reports import MAX_RESERVATIONS, ListedState
 
 RESERVATIONS_MAX_AGE_S = 10.0
 """Age at which snapshots read the reservations again."""
+JOBS_PER_QUERY = 200
+"""Jobs that one call of ``qstat -j`` describes."""
 _RIGHT_HINT = "qconf -au {} arusers; see docs/clusters.md, Reserved nodes"
 _BUSY_HINT = "choose another time or fewer nodes: qstat and qrstat -u '*' list what has them"
 _DENIED = re.compile(r"permission|not allowed|privileges|arusers", re.IGNORECASE)
@@ -35,22 +35,35 @@ class SgeReservations:
     read_at: float = float("-inf")
     """When ``known`` was read, in monotonic seconds."""
     known: tuple[AdvanceReservation, ...] = ()
-    _hosts: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The hosts of reservations by id, which never change."""
+    _details: dict[str, AdvanceReservation] = field(default_factory=dict)
+    """The reservations with their hosts and users, which never change, by id."""
 
     async def find_all(self) -> tuple[AdvanceReservation, ...]:
         """Return all present and coming reservations, also those of others."""
         listed = read_reservations((await self.commands.run_checked("qrstat", "-u", "*", "-xml")).output)
-        if new := [each.id for each in listed if each.id not in self._hosts]:
+        if new := [each.id for each in listed if each.id not in self._details]:
             details = (await self.commands.run_checked("qrstat", "-ar", ",".join(new), "-xml")).output
-            self._hosts |= {each.id: each.hosts for each in read_reservations(details)}
-        self._hosts = {each.id: self._hosts[each.id] for each in listed if each.id in self._hosts}
-        self.known = tuple(replace(each, hosts=self._hosts.get(each.id, frozenset())) for each in listed)
+            self._details |= {each.id: each for each in read_reservations(details)}
+        self._details = {each.id: self._details[each.id] for each in listed if each.id in self._details}
+        self.known = tuple(self._details.get(each.id, each) for each in listed)
         return self.known
 
+    async def find_own(self, prefix: str) -> Sequence[AdvanceReservation]:
+        """Return the reservations that the agent's account made with a name that begins so. Others' are not ours."""
+        return [each for each in await self.find_all() if each.owner == self.account and each.name.startswith(prefix)]
+
     async def find(self, name: str) -> AdvanceReservation | None:
-        """Return the reservation of that name; None if there is none."""
-        return next((each for each in await self.find_all() if each.name == name), None)
+        """Return the agent's reservation of that name; None if there is none."""
+        return next((each for each in await self.find_own(name) if each.name == name), None)
+
+    def list_uses(self) -> Iterator[tuple[str, Collection[str], float, float]]:
+        """Yield name, hosts, begin and end of the reservations that were read last.
+
+        One of another account is named by its number if its name could be one of the daemon's.
+        """
+        for each in self.known:
+            is_ours = each.owner == self.account or not each.name.startswith(JOB_PREFIX)
+            yield each.name if each.name and is_ours else f"ar {each.id}", each.hosts, each.begins, each.ends
 
     async def create(self, order: ReservationOrder, layout: Layout, now: float) -> Sequence[str]:
         """Reserve nodes and return their names; if the reservation exists, those it has."""
@@ -77,18 +90,46 @@ class SgeReservations:
             raise SiteUnavailable(f"qrstat does not show the reservation {order.name}")
         return sorted(made.hosts)
 
-    async def delete(self, name: str, jobs: Collection[str]) -> None:
-        """Delete a reservation, if it exists. Raise ``SiteUnavailable`` if one of the ``jobs``, by id, is in it."""
-        if (reservation := await self.find(name)) is None:
-            return
-        if jobs:
-            # Grid Engine ends the jobs of a reservation with it.
-            description = (await self.commands.run("qstat", "-j", ",".join(sorted(jobs)))).text
-            if re.search(rf"^ar_id:\s*{reservation.id}\s*$", description, re.MULTILINE):
-                raise SiteUnavailable(f"jobs use the reservation {name}", hint="it is released after their end")
-        answer = await self.commands.run("qrdel", reservation.id)
-        if answer.code and await self.find(name) is not None:
-            raise self._error("qrdel", answer.error_text("qrdel"))
+    async def delete(self, name: str) -> None:
+        """Delete the agent's reservations of that name. Raise ``SiteUnavailable`` unless no job is seen to use one."""
+        for reservation in [each for each in await self.find_own(name) if each.name == name]:
+            await self._check_unused(reservation)
+            answer = await self.commands.run("qrdel", reservation.id)
+            if answer.code and reservation.id in {each.id for each in await self.find_all()}:
+                raise self._error("qrdel", answer.error_text("qrdel"))
+
+    async def _check_unused(self, reservation: AdvanceReservation) -> None:
+        """Raise ``SiteUnavailable`` unless Grid Engine shows that no job of any user is in a reservation.
+
+        Grid Engine kills running jobs of a reservation with it, and removes waiting ones. Jobs that ``qstat`` does not
+        find are missing in its answers without an error, so each answer is compared with another.
+        """
+        options = ("-f", "-g", "t", "-s", "prs", "-u", "*", "-xml")
+        listing = read_listing((await self.commands.run_checked("qstat", *options)).output)
+        shown = {instance.host: instance for instance in listing.instances}
+        used = {instance.host for instance in listing.instances if instance.used} & reservation.hosts
+        is_whole = not listing.unreadable and reservation.hosts and reservation.hosts <= shown.keys()
+        if not is_whole or used - {host for job in listing.jobs for host in job.hosts}:
+            raise self._unknown_use(reservation, "qstat does not show all its hosts with their jobs")
+        users = reservation.users | {reservation.owner}
+        jobs = sorted(
+            job.id
+            for job in listing.jobs
+            if reservation.hosts.intersection(job.hosts) or (not job.hosts and job.owner in users)
+        )
+        for begin in range(0, len(jobs), JOBS_PER_QUERY):
+            asked = jobs[begin : begin + JOBS_PER_QUERY]
+            text = (await self.commands.run("qstat", "-j", ",".join(asked))).text
+            if re.search(rf"^ar_id: +{reservation.id}\s*$", text, re.MULTILINE):
+                hint = "it is released after their end"
+                raise SiteUnavailable(f"jobs use the reservation {reservation.name}", hint=hint)
+            if missing := set(asked).difference(re.findall(r"^job_number: +([0-9]+)", text, re.MULTILINE)):
+                raise self._unknown_use(reservation, f"qstat does not describe job {min(missing)}")
+
+    @staticmethod
+    def _unknown_use(reservation: AdvanceReservation, problem: str) -> SiteUnavailable:
+        text = f"whether jobs use the reservation {reservation.name} is not known: {problem}"
+        return SiteUnavailable(text, hint="it is released once that is known; Grid Engine would kill its jobs with it")
 
     async def check_right(self) -> Finding:
         """Check whether the agent may reserve nodes, by Grid Engine's lists of accounts."""
@@ -110,19 +151,6 @@ class SgeReservations:
         """Return the rejection of a command about reservations, with a remedy."""
         hint = _RIGHT_HINT.format(self.account) if _DENIED.search(text) else _BUSY_HINT
         return SiteRejected(f"{command}: {text}", hint=hint)
-
-
-def report_reservations(
-    reservations: Sequence[AdvanceReservation], states: Mapping[str, ListedState]
-) -> tuple[NodeReservation, ...]:
-    """Return the reservations of some of a cluster's nodes, the earliest first."""
-    reports = [
-        NodeReservation(each.name or f"ar {each.id}", len(hosts), idle, each.begins, each.ends)
-        for each in reservations
-        if (hosts := each.hosts & states.keys())
-        for idle in [sum(states[host] == "idle" for host in hosts)]
-    ]
-    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 
 
 def _format_time(seconds: float) -> str:

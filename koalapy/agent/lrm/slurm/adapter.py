@@ -20,6 +20,7 @@ from koalapy.agent.lrm.port import (
     LrmSubmission,
     PolledLrm,
     ReservationOrder,
+    report_reservations,
 )
 from koalapy.agent.lrm.rejections import (
     blame_choice,
@@ -41,7 +42,7 @@ from koalapy.agent.lrm.slurm.answers import (
     read_nodes,
 )
 from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, own_account, time_limit
-from koalapy.agent.lrm.slurm.limits import NO_LIMIT, AccountLimit, read_account_limit, report_reservations
+from koalapy.agent.lrm.slurm.limits import NO_LIMIT, AccountLimit, read_account_limit
 from koalapy.agent.lrm.slurm.offer import (
     Offer,
     check_nodes,
@@ -566,7 +567,10 @@ def make_snapshot(
         withheld=len(available) - idle,
         job_sizes=offer.job_sizes,
         reservations=report_reservations(
-            offer.others, {n.name for n in nodes}, {n.name for n in available}, offer.default_walltime
+            ((r.name, r.nodes, r.begins_at, r.ends_at) for r in offer.others if r.begins_at is not None),
+            {n.name for n in nodes},
+            {n.name for n in available},
+            offer.default_walltime,
         ),
         nodes=groups.list_nodes(
             {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},

@@ -2,13 +2,11 @@
 
 import re
 import time
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.job_sizes import MAX_TIME, NodeReservation
 from koalapy.model.node_requirement import expand_host_list
-from koalapy.model.reports import MAX_RESERVATIONS
 
 MAX_CHAIN = 100
 """Accounts from an account to the root."""
@@ -68,28 +66,6 @@ def _read_time(text: str) -> float | None:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
-
-
-def report_reservations(
-    reservations: Iterable[Reservation], nodes: Set[str], idle: Set[str], default_walltime: float | None
-) -> tuple[NodeReservation, ...]:
-    """Return the reservations of some of a cluster's nodes, the earliest first.
-
-    ``default_walltime``: seconds that Slurm gives to jobs without a walltime; None: no limit.
-    """
-    reports = [
-        NodeReservation(
-            reservation.name,
-            count,
-            len(reservation.nodes & idle),
-            max(0.0, reservation.begins_at),
-            MAX_TIME if reservation.ends_at is None else max(0.0, reservation.ends_at),
-            MAX_TIME if default_walltime is None else default_walltime,
-        )
-        for reservation in reservations
-        if reservation.begins_at is not None and (count := len(reservation.nodes & nodes))
-    ]
-    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 
 
 def read_account_limit(text: str, user: str, account: str = "", qos: Collection[str] = ()) -> AccountLimit:

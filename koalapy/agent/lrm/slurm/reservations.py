@@ -31,8 +31,12 @@ class SlurmReservations:
     """The configured options of jobs."""
 
     async def find_all(self) -> dict[str, Reservation]:
-        """Return all reservations by name, also those of others."""
-        return read_reservations((await self.commands.run_checked(*SHOW_RESERVATIONS)).text)
+        """Return all reservations by name, also those of others. Raise ``SiteUnavailable`` if Slurm shows neither some
+        nor that there is none: a missing one counts as removed."""
+        text = (await self.commands.run_checked(*SHOW_RESERVATIONS)).text
+        if not re.search(r"^(ReservationName=|No reservations in the system)", text, re.MULTILINE):
+            raise SiteUnavailable(f"scontrol's answer is not about reservations: {text[:80]!r}")
+        return read_reservations(text)
 
     async def create(self, order: ReservationOrder, offer: Offer, now: float) -> Sequence[str]:
         """Reserve nodes of the first partition that has enough, and return their names.

@@ -19,12 +19,15 @@ SUMMARY = """<?xml version='1.0'?>
    <ar_summary>
       <id>{id}</id>
       <name>{name}</name>
-      <owner>koala</owner>
+      <owner>{owner}</owner>
       <state>{state}</state>
       <start_time>2037-11-29T12:00:00</start_time>
       <end_time>2037-11-29T13:00:00</end_time>
       <duration>01:00:00</duration>
-{hosts}   </ar_summary>
+{hosts}      <acl_list>
+         <acl  user="alice"/>
+      </acl_list>
+   </ar_summary>
 </qrstat>
 """
 HOSTS = """      <granted_slots_list>
@@ -37,9 +40,13 @@ BEGIN = time.mktime((2037, 11, 29, 12, 0, 0, 0, 0, -1))
 ORDER = ReservationOrder(NAME, 2, BEGIN, BEGIN + 3600, ["", "alice"])
 
 
-def show(engine: FakeGridEngine, name: str = NAME, state: str = "w") -> None:
-    engine.set_answer("qrstat -u * -xml", SUMMARY.format(id=3, name=name, state=state, hosts=""))
-    engine.set_answer("qrstat -ar 3 -xml", SUMMARY.format(id=3, name=name, state=state, hosts=HOSTS))
+def summary(name: str = NAME, state: str = "w", hosts: str = "", id: str = "3", owner: str = OWNER) -> str:
+    return SUMMARY.format(id=id, name=name, state=state, hosts=hosts, owner=owner)
+
+
+def show(engine: FakeGridEngine, owner: str = OWNER) -> None:
+    engine.set_answer("qrstat -u * -xml", summary(owner=owner))
+    engine.set_answer("qrstat -ar 3 -xml", summary(hosts=HOSTS, owner=owner))
 
 
 @pytest.fixture
@@ -102,14 +109,119 @@ async def test_release_deletes_unused_reservation(lrm: SgeLrm, engine: FakeGridE
     assert engine.list_calls("qrdel") == ["qrdel 3"]
 
 
-async def test_release_while_jobs_use_reservation_is_unavailable(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+def listing(*jobs: tuple[str, str, str], used: int = 0, hosts: tuple[str, ...] = ("h2-1", "h2-2", "h2-3")) -> str:
+    """Return an answer of qstat; each job has a number, an owner, and a host or none."""
+
+    def rows(host: str) -> str:
+        return "".join(
+            f"<job_list><JB_job_number>{number}</JB_job_number><JB_owner>{owner}</JB_owner></job_list>\n"
+            for number, owner, other in jobs
+            if other == host
+        )
+
+    queues = "".join(
+        f"<Queue-List><name>all.q@{host}</name><slots_used>{used}</slots_used>{rows(host)}</Queue-List>\n"
+        for host in hosts
+    )
+    return f"<job_info><queue_info>{queues}</queue_info><job_info>{rows('')}</job_info></job_info>"
+
+
+RUNNING, WAITING, OTHERS = ("7", "bob", "h2-2"), ("8", "alice", ""), ("9", "bob", "")
+DESCRIPTION = "=====\njob_number:      {job}\nowner:    x\nar_id:       {ar}\n"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "uses", "asked"),
+    [
+        ((RUNNING,), {"7": "4"}, ["7"]),
+        ((WAITING, OTHERS, ("6", "bob", "h2-3")), {"8": "33"}, ["8"]),
+        ((OTHERS, ("6", "bob", "h2-3")), {}, []),
+    ],
+)
+async def test_release_ignores_jobs_outside_of_reservation(
+    lrm: SgeLrm, engine: FakeGridEngine, jobs: tuple[tuple[str, str, str], ...], uses: dict[str, str], asked: list[str]
+) -> None:
     show(engine)
-    engine.show_recording("busy.xml")
-    jobs = ",".join(job.id for job in await lrm._list_jobs("prs") if job.name.startswith("koala-"))
-    engine.set_answer(f"qstat -j {jobs}", "job_number:    7\nar_id:                      3\n")
+    engine.set_answer("qstat", listing(*jobs))
+    engine.set_answer("qrdel 3", "koala has deleted advance reservation 3\n")
+    for job, ar in uses.items():
+        engine.set_answer(f"qstat -j {job}", DESCRIPTION.format(job=job, ar=ar))
+    await lrm.release_reservation(NAME)
+    assert engine.list_calls("qrdel") == ["qrdel 3"]
+    assert engine.list_calls("qstat -j") == [f"qstat -j {job}" for job in asked]
+
+
+@pytest.mark.parametrize("job", [RUNNING, WAITING], ids=["running", "waiting"])
+async def test_release_while_a_job_of_any_user_uses_reservation_is_unavailable(
+    lrm: SgeLrm, engine: FakeGridEngine, job: tuple[str, str, str]
+) -> None:
+    show(engine)
+    engine.set_answer("qstat", listing(job))
+    engine.set_answer(f"qstat -j {job[0]}", DESCRIPTION.format(job=job[0], ar=3))
     with pytest.raises(SiteUnavailable, match="jobs use the reservation"):
         await lrm.release_reservation(NAME)
     assert engine.list_calls("qrdel") == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "code", "described"),
+    [
+        ("", 0, ""),
+        ("error: commlib error: got select error (Connection refused)\n", 1, ""),
+        ("error: cannot allocate memory\n", 1, ""),
+        ("<job_info><queue_info></queue_info><job_info></job_info></job_info>", 0, ""),
+        (listing(hosts=("h2-1", "h2-3")), 0, ""),
+        (listing(used=2), 0, ""),
+        (listing(RUNNING).replace("<JB_owner>bob</JB_owner>", "<JB_owner>bob<"), 0, ""),
+        (listing(RUNNING)[:-40], 0, ""),
+        (listing(RUNNING), 0, ""),
+        (listing(RUNNING), 0, "Following jobs do not exist: \n7\n"),
+        (listing(RUNNING), 0, "=====\njob_num"),
+        (listing(RUNNING, WAITING), 0, DESCRIPTION.format(job=8, ar=4)),
+    ],
+)
+async def test_release_with_an_incomplete_answer_deletes_nothing(
+    lrm: SgeLrm, engine: FakeGridEngine, listed: str, code: int, described: str
+) -> None:
+    show(engine)
+    engine.set_answer("qstat", listed, code)
+    for jobs in ("7", "7,8"):
+        engine.set_answer(f"qstat -j {jobs}", described)
+    with pytest.raises(SiteUnavailable):
+        await lrm.release_reservation(NAME)
+    assert engine.list_calls("qrdel") == []
+
+
+@pytest.mark.parametrize("program", ["qrstat -u", "qstat -f", "qstat -j"])
+async def test_release_with_an_answer_too_late_deletes_nothing(
+    lrm: SgeLrm, engine: FakeGridEngine, program: str
+) -> None:
+    show(engine)
+    engine.set_answer("qstat", listing(RUNNING))
+    engine.set_answer("qstat -j 7", DESCRIPTION.format(job=7, ar=4))
+
+    async def run(user: str, *argv: str, **options: object) -> object:
+        if " ".join((Path(argv[0]).name, *argv[1:])).startswith(program):
+            raise SiteUnavailable(f"{program} did not answer within 30 s")
+        return await engine.run(*argv, **options)  # type: ignore[arg-type]
+
+    lrm._commands._run_as = run  # type: ignore[assignment]
+    with pytest.raises(SiteUnavailable, match="did not answer"):
+        await lrm.release_reservation(NAME)
+    assert engine.list_calls("qrdel") == []
+
+
+async def test_reservation_of_another_account_is_not_ours(lrm: SgeLrm, engine: FakeGridEngine, tmp_path: Path) -> None:
+    show(engine, owner="mallory")
+    engine.set_answer("qrsub", "error: no suitable queues\n", 1)
+    with pytest.raises(SiteRejected, match="no suitable queues"):
+        await lrm.reserve_nodes(ORDER)
+    await lrm.release_reservation(NAME)
+    assert engine.list_calls("qrdel") == []
+    assert await lrm.list_reservations("koala-0123456789ab-") == []
+    with pytest.raises(SiteRejected, match="there is no advance reservation"):
+        await lrm.submit_job(make_submission(tmp_path, reservation=NAME))
+    assert [each.name for each in (await lrm.take_snapshot()).reservations] == ["ar 3"]
 
 
 async def test_job_names_the_number_of_its_reservation(
@@ -129,7 +241,7 @@ async def test_job_names_the_number_of_its_reservation(
     ("now", "longest"), [(BEGIN - 1e5, 3520.0), (BEGIN + 1800, 1720.0), (BEGIN + 3599, 1.0), (BEGIN + 1e5, 1.0)]
 )
 def test_job_in_reservation_has_a_limit_within_it(now: float, longest: float) -> None:
-    assert AdvanceReservation("3", NAME, BEGIN, BEGIN + 3600).longest_walltime(now) == longest
+    assert AdvanceReservation("3", NAME, OWNER, BEGIN, BEGIN + 3600).longest_walltime(now) == longest
 
 
 async def test_job_in_reservation_has_a_limit_even_without_walltime(
@@ -166,9 +278,24 @@ async def test_check_shows_right_to_reserve(
     assert (finding.ok, finding.result.startswith(result), bool(finding.hint)) == (True, True, "not" in result)
 
 
-def test_read_reservations_skips_what_is_over_or_unreadable() -> None:
+def test_read_reservations_skips_what_is_over_or_of_others_and_unreadable() -> None:
     for state, count in (("w", 1), ("r", 1), ("E", 1), ("x", 0), ("d", 0)):
-        assert len(read_reservations(SUMMARY.format(id=3, name=NAME, state=state, hosts="").encode())) == count
-    assert read_reservations(SUMMARY.format(id="?", name=NAME, state="r", hosts="").encode()) == []
-    with pytest.raises(SiteUnavailable, match="not XML"):
-        read_reservations(b"error: commlib error")
+        assert len(read_reservations(summary(state=state).encode())) == count
+    assert read_reservations(summary("lecture", id="?").encode()) == []
+    assert read_reservations(summary("lecture").replace("2037-11-29T12", "never").encode()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "error: commlib error",
+        "<qstat></qstat>",
+        summary(id="?"),
+        summary().replace("2037-11-29T12", "never"),
+        summary().replace("</id>", "<"),
+    ],
+)
+def test_read_reservations_of_incomplete_answer_is_unavailable(text: str) -> None:
+    with pytest.raises(SiteUnavailable, match="qrstat"):
+        read_reservations(text.encode())

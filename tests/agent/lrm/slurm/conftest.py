@@ -131,4 +131,5 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.set_answer("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)
     fake.set_answer("srun", "")
     fake.set_answer("scontrol", partition_lines("main", "other", "gpu"), when="show partition *")
+    fake.set_answer("scontrol", "No reservations in the system\n", when="show reservation*")
     return fake

@@ -16,6 +16,7 @@ SHOWN = (
     f"ReservationName={NAME} StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 "
     "Nodes=n[1-2] NodeCnt=2 CoreCnt=4 Features=(null) PartitionName=main Flags= TRES=cpu=4 Users=1500 State=INACTIVE\n"
 )
+NONE = "No reservations in the system\n"
 ORDER = ReservationOrder(NAME, 2, time.time() + 1e6, time.time() + 2e6, ["", "alice"])
 
 
@@ -119,7 +120,9 @@ async def test_reserve_of_excluded_nodes_is_undone(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize(
     ("shown", "error", "raised"),
     [
-        ("", "Error deleting reservation: Requested reservation is invalid", None),
+        (NONE, "Error deleting reservation: Requested reservation is invalid", None),
+        ("", "Error deleting reservation: Requested reservation is in use", SiteUnavailable),
+        ("slurm_load: ?", "Error deleting reservation: Requested reservation is in use", SiteUnavailable),
         (SHOWN, "", None),
         (SHOWN, "Error deleting reservation: Requested reservation is in use", SiteUnavailable),
         (SHOWN, "Error deleting reservation: Invalid user id", SiteRejected),
@@ -137,6 +140,15 @@ async def test_release_of_unknown_reservation_is_no_error(
     else:
         with pytest.raises(raised):
             await lrm.release_reservation(NAME)
+
+
+@pytest.mark.parametrize("text", ["", "?\n", "slurm_load_reservations: what"])
+async def test_list_without_an_answer_about_reservations_is_unavailable(slurm: FakeSlurm, text: str) -> None:
+    slurm.set_answer("scontrol", NONE, when="show reservation*")
+    assert await slurm.make_lrm().list_reservations("koala-") == []
+    slurm.set_answer("scontrol", text, when="show reservation*")
+    with pytest.raises(SiteUnavailable, match="not about reservations"):
+        await slurm.make_lrm().list_reservations("koala-")
 
 
 async def test_job_names_its_reservation_last(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""A temporary SQLite database of facts, by which the facts of a large grid are grouped with little memory."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Self, get_args
+
+from pydantic import TypeAdapter
+
+from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, Submission
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Fact)}
+_INDICES = """
+CREATE INDEX facts_by_job ON facts (job, kind);
+CREATE INDEX facts_by_array ON facts (json_extract(content, '$.task_of')) WHERE kind = 'JobRecord';
+CREATE INDEX facts_by_key ON facts (json_extract(content, '$.key')) WHERE kind = 'Submission';
+"""
+_USES = """
+SELECT source, json_extract(content, '$.cluster') AS cluster, node.value AS node, content
+FROM facts, json_each(content, '$.nodes') AS node WHERE kind = 'Run' AND json_extract(content, '$.begin') IS NOT NULL
+ORDER BY source, cluster, node, json_extract(content, '$.begin')
+"""
+
+
+@dataclass(slots=True)
+class JobEvidence:
+    """All facts about one job."""
+
+    job: int
+    record: JobRecord | None = None
+    runs: list[Run] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+
+    def runs_of(self, kind: RunKind, attempt: int | None = None) -> list[Run]:
+        return [run for run in self.runs if run.kind is kind and attempt in (None, run.attempt)]
+
+
+class Evidence:
+    """The facts of an audit, which are read by job, array, key and node."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self._database = sqlite3.connect("")  # a temporary file, which stays in memory while it is small
+        self._database.executescript("CREATE TABLE facts (job INTEGER, kind TEXT, source INTEGER, content TEXT)")
+        numbers: dict[Source, int] = {}
+        rows = (
+            (
+                fact.job,
+                type(fact).__name__,
+                numbers.setdefault(fact.source, len(numbers)),
+                _ADAPTERS[type(fact).__name__].dump_json(fact, exclude={"source"}).decode(),
+            )
+            for fact in facts
+        )
+        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)
+        self._database.executescript(_INDICES)
+        self.sources = list(numbers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def _restore(self, kind: str, source: int, content: str) -> Any:
+        return _ADAPTERS[kind].validate_python(json.loads(content) | {"source": self.sources[source]})
+
+    def jobs(self) -> Iterator[JobEvidence]:
+        """Yield the facts of one job after the other."""
+        rows = self._database.execute("SELECT job, kind, source, content FROM facts ORDER BY job, kind")
+        for job, group in groupby(rows, key=lambda row: int(row[0])):
+            evidence = JobEvidence(job)
+            for _, *row in group:
+                match self._restore(*row):
+                    case Run() as run:
+                        evidence.runs.append(run)
+                    case Output() as output:
+                        evidence.outputs.append(output)
+                    case JobRecord() as record:
+                        evidence.record = record
+            yield evidence
+
+    def newest_job(self) -> int:
+        """Return the highest id of a job in the database; 0 without a job."""
+        rows = self._database.execute("SELECT coalesce(max(job), 0) FROM facts WHERE kind = 'JobRecord'")
+        return int(rows.fetchone()[0])
+
+    def find_record(self, job: int) -> JobRecord | None:
+        rows = self._database.execute(
+            "SELECT kind, source, content FROM facts WHERE job = ? AND kind = 'JobRecord'", (job,)
+        )
+        return None if (row := rows.fetchone()) is None else self._restore(*row)
+
+    def tasks_of(self, array: int) -> Iterator[tuple[int, int, str]]:
+        """Yield index, job and state of an array's started tasks, by index."""
+        yield from self._database.execute(
+            "SELECT json_extract(content, '$.index'), job, json_extract(content, '$.state') FROM facts"
+            " WHERE kind = 'JobRecord' AND json_extract(content, '$.task_of') = ? ORDER BY 1, 2",
+            (array,),
+        )
+
+    def submissions(self) -> Iterator[list[Submission]]:
+        """Yield the submissions with one key, for one key after the other."""
+        rows = self._database.execute(
+            "SELECT kind, source, content FROM facts WHERE kind = 'Submission'"
+            " ORDER BY json_extract(content, '$.key'), job"
+        )
+        for _, group in groupby((self._restore(*row) for row in rows), key=lambda submission: submission.key):
+            yield list(group)
+
+    def node_uses(self) -> Iterator[Iterator[Run]]:
+        """Yield the uses of one node by one source in the order of their beginnings, for one node after the other."""
+        for _, group in groupby(self._database.execute(_USES), key=lambda row: row[:3]):
+            yield (self._restore("Run", row[0], row[3]) for row in group)

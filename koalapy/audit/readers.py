@@ -1,0 +1,511 @@
+"""Read the facts that each side of a grid wrote by itself. Nothing is changed, and no file is loaded as a whole."""
+
+import fcntl
+import gzip
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, RowMapping, create_engine, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.model.errors import UsageError
+from koalapy.model.node_requirement import expand_host_list
+
+CLAIM_LATENESS_S = 30.0
+"""Seconds within which the daemon knows that nodes are free: a resource manager may be polled late, or hang."""
+REPORT_LATENESS_S = 5.0
+"""Seconds within which an agent reports the end of a program."""
+_CHUNK = 1000
+_LOST = re.compile(r"not heard of for|was declared lost|is out of reach|knows nothing of it")
+"""Occurs in a timeline entry about a component with an end that its cluster has not reported."""
+_LEASE_OVER = re.compile(r"its (lease|walltime) is over")
+_NAME = re.compile(r"koala-([^-]+)-(\d+\.\d+\.\d+(?:\.[a-z0-9]+)?)")
+_OUTPUT = re.compile(r"(.+)@(\d+)")
+_ENDED_CLAIMS = ("placed", "delivering", "ended")
+"""States in which a component has no nodes."""
+
+
+class TokenParts(NamedTuple):
+    """The parts of a component's token."""
+
+    job: int
+    attempt: int
+    part: str
+    nonce: str
+
+
+def parse_token(token: str) -> TokenParts:
+    """Split a token, ``job.attempt.component.nonce``. Raise ``ValueError`` for another text."""
+    job, attempt, part, *nonce = token.split(".")
+    return TokenParts(int(job), int(attempt), str(int(part)), nonce[0] if nonce else "")
+
+
+def token_of(name: str) -> tuple[str, str] | None:
+    """Return the daemon's instance and the token in the name of a job in a resource manager; None for other jobs."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
+def _make_run(
+    source: Source, kind: RunKind, token: TokenParts, cluster: str, begin: float | None, **details: Any
+) -> Run:
+    """Return the run of a component with a token."""
+    return Run(source, kind, token.job, token.attempt, token.part, cluster, begin, nonce=token.nonce, **details)
+
+
+@dataclass(frozen=True, slots=True)
+class GridFiles:
+    """Where the evidence of a grid is. Folders of agents and accountings have the names of their clusters, or none."""
+
+    data: Path
+    database: str = ""
+    """URL; empty: the SQLite database of the data directory."""
+    spools: tuple[tuple[str, Path], ...] = ()
+    accountings: tuple[tuple[str, Path], ...] = ()
+
+
+def read_grid(files: GridFiles) -> Iterator[Fact]:
+    """Yield all facts of a grid, those of embedded clusters included. The grid may be running.
+
+    The database is read last, so that it holds all that the other sources know. Raise ``UsageError``.
+    """
+    url = files.database or f"sqlite:///{files.data}/koala.db"
+    instance = read_instance(url)
+    folders = sorted(path for path in files.data.glob("clusters/*") if path.is_dir())
+    for cluster, path in (*files.accountings, *((f.name, f / "lrm" / "accounting") for f in folders)):
+        if path.exists() or (cluster, path) in files.accountings:
+            yield from read_accounting(path, cluster, instance)
+    for cluster, path in (*files.spools, *((f.name, f / "spool") for f in folders)):
+        if not path.is_dir():
+            raise UsageError(f"the spool folder {path} does not exist", hint="check --spool")
+        yield from read_spool(path, cluster, instance)
+    yield from read_record(files.data / "record")
+    yield from read_output(files.data / "output")
+    yield from read_database(url)
+
+
+# The database
+
+
+@contextmanager
+def _connect(url: str) -> Iterator[Connection]:
+    """Open a database of SQLite or PostgreSQL for one read-only snapshot. Raise ``UsageError``."""
+    try:
+        parts = make_url(url)
+        if parts.drivername.startswith("sqlite"):
+            if not parts.database or not Path(parts.database).is_file():
+                raise UsageError(
+                    f"the database {parts.database} does not exist", hint="check --data-dir and --database"
+                )
+            engine = create_engine(f"sqlite:///file:{parts.database}?mode=ro&uri=true")
+        else:
+            engine = create_engine(parts.set(drivername="postgresql+psycopg"), isolation_level="REPEATABLE READ")
+        try:
+            with engine.connect() as connection:
+                yield connection.execution_options(yield_per=_CHUNK)
+        finally:
+            engine.dispose()
+    except (SQLAlchemyError, ArgumentError, ModuleNotFoundError) as error:
+        raise UsageError(
+            f"the database cannot be read: {str(error).splitlines()[0]}", hint="check --database"
+        ) from error
+
+
+def read_instance(url: str) -> str:
+    """Return the daemon's instance by its database; empty if no daemon has used it. Raise ``UsageError``."""
+    with _connect(url) as connection:
+        return next((row["instance"] for row in _rows(connection, "SELECT instance FROM lease")), "")
+
+
+def read_database(url: str) -> Iterator[Fact]:
+    """Yield what a database holds. Raise ``UsageError``."""
+    with _connect(url) as connection:
+        yield from read_connection(connection)
+
+
+def read_connection(connection: Connection, clock: str = "daemon") -> Iterator[Fact]:
+    """Yield what a database holds, by an open connection that sees one snapshot."""
+    now = time.time()
+    database = Source("database", clock, read_at=now)
+    claims = replace(database, lateness_s=CLAIM_LATENESS_S)
+    yield from (_job_record(row, database) for row in _rows(connection, _JOBS))
+    for row in _rows(connection, "SELECT key, job_id FROM submissions"):
+        yield Submission(database, row["key"], row["job_id"])
+    losses: dict[tuple[int, int, int], tuple[float, str]] = {}
+    for row in _rows(connection, _LOSSES):
+        key = row["job_id"], row["generation"], row["component"]
+        if row["event"] == "output-missing":
+            yield Output(database, key[0], key[1], str(key[2]), gap_announced=True)
+        if _LOST.search(row["reason"]):
+            losses.setdefault(key, (row["at"], row["reason"]))
+    for row in _rows(connection, _COMPONENTS):
+        lost = losses.get((row["job_id"], row["generation"], row["idx"]))
+        yield _claim(row, claims, lost)
+
+
+_JOBS = "SELECT id, state, generation, exit_code, reason, ended_at, spec, tasks, array_job, array_index FROM jobs"
+_LOSSES = (
+    "SELECT job_id, generation, component, event, at, reason FROM timeline"
+    " WHERE component IS NOT NULL AND event IN ('error', 'output-missing')"
+)
+_COMPONENTS = (
+    'SELECT c.job_id, c.generation, c."index" AS idx, c.cluster, c.size, c.state, c.hosts, c.lrm_job, c.claimed_at,'
+    " c.ended_at, c.unknown_since, c.superseded, a.nonce FROM components c"
+    " LEFT JOIN attempts a ON a.job_id = c.job_id AND a.generation = c.generation"
+)
+
+
+def _rows(connection: Connection, statement: str) -> Iterator[RowMapping]:
+    yield from connection.execute(text(statement)).mappings()
+
+
+def _from_json(value: Any) -> Any:
+    """Return a value of a JSON column, which SQLite returns as text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _job_record(row: RowMapping, source: Source) -> JobRecord:
+    spec, tasks = _from_json(row["spec"]), _from_json(row["tasks"])
+    counts = None
+    if tasks is not None:
+        ranges = (spec.get("array") or {}).get("ranges", ())
+        numbers = [tasks[name] for name in ("succeeded", "failed", "cancelled")]
+        counts = ArrayCounts(tasks["size"], tuple((first, last, step) for first, last, step in ranges), *numbers)
+    after = tuple(tuple((each["job"], each["condition"]) for each in clause) for clause in spec.get("after", ()))
+    return JobRecord(
+        source,
+        row["id"],
+        row["state"],
+        row["generation"],
+        row["exit_code"],
+        row["reason"],
+        row["ended_at"],
+        bool(spec.get("share")),
+        after,
+        counts,
+        row["array_job"],
+        row["array_index"],
+    )
+
+
+def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> Run:
+    """Return the claim of a component. ``lost``: when and why the daemon gave it up."""
+    unreachable = row["unknown_since"] is not None or lost is not None
+    return Run(
+        source,
+        RunKind.CLAIM,
+        row["job_id"],
+        row["generation"],
+        str(row["idx"]),
+        row["cluster"],
+        row["claimed_at"],
+        row["ended_at"],
+        row["state"] in _ENDED_CLAIMS or unreachable,
+        tuple(_from_json(row["hosts"])),
+        row["size"],
+        nonce=row["nonce"] or "",
+        run_id=row["lrm_job"] or "",
+        superseded=bool(row["superseded"]),
+        unreachable=unreachable,
+        lease_over_at=lost[0] if lost is not None and _LEASE_OVER.search(lost[1]) else None,
+    )
+
+
+def read_output(folder: Path) -> Iterator[Output]:
+    """Yield how much output of each component the daemon stores in the folder ``output`` of its data directory."""
+    source = Source("stored output")
+    for job_folder in sorted(folder.iterdir()) if folder.is_dir() else ():
+        ends: dict[str, int] = {}
+        for path in job_folder.glob("*@*"):
+            if match := _OUTPUT.fullmatch(path.name):
+                with suppress(OSError):
+                    ends[match[1]] = max(ends.get(match[1], 0), int(match[2]) + path.stat().st_size)
+        for token, end in ends.items():
+            parts = parse_token(token)
+            yield Output(source, parts.job, parts.attempt, parts.part, stored=end)
+
+
+# The record of events
+
+
+@dataclass(slots=True)
+class _Reported:
+    """What the record of events tells of one component."""
+
+    cluster: str
+    begin: float | None = None
+    over_at: float | None = None
+    is_opened: bool = False
+    is_cut: bool = False
+    """Whether its agent or the daemon was away, so that the time of its end is not known."""
+    status: dict[str, Any] = field(default_factory=dict)
+
+
+def read_record(folder: Path) -> Iterator[Run]:
+    """Yield the programs that agents reported, by the daemon's record of events.
+
+    A killed daemon loses the last second of its record, so each daemon run is a source of its own.
+    """
+    parts = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}
+    source = Source("record of events", lateness_s=REPORT_LATENESS_S)
+    live: dict[str, _Reported] = {}
+    holding: dict[str, tuple[float, list[str]]] = {}
+    for began, names in groupby(sorted(parts), key=lambda name: name.partition("-")[0]):
+        paths = [parts[name] for name in names]
+        written_until = max(path.stat().st_mtime for path in paths)
+        source = replace(source, since=int(began) / 1000, read_at=written_until)
+        for component in live.values():
+            component.is_cut = True
+        for step in chain.from_iterable(map(_read_steps, paths)):
+            for command, cluster, token in (step.get("done") or ((), (), ()))[2]:
+                if command == "OpenBarrier":
+                    live.setdefault(token, _Reported(cluster)).is_opened = True
+            for event in step.get("events", ()):
+                yield from _apply_event(event, step["at"], live, holding, source)
+    yield from (_reported_program(token, each, source) for token, each in live.items() if each.begin)
+    for cluster, (seen_at, tokens) in holding.items():
+        for token in tokens:
+            now = replace(source, read_at=seen_at)
+            yield _make_run(now, RunKind.HELD, parse_token(token), cluster, None, has_ended=False)
+
+
+def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a file of the record, up to a line that was cut."""
+    with suppress(EOFError, gzip.BadGzipFile, json.JSONDecodeError), path.open("rb") as file:
+        for line in gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file:
+            if "at" in (step := json.loads(line)):
+                yield step
+
+
+def _apply_event(
+    event: list[Any], at: float, live: dict[str, _Reported], holding: dict[str, tuple[float, list[str]]], source: Source
+) -> Iterator[Run]:
+    """Update the components from an event, and yield the programs that have ended with it."""
+    kind = event[0]
+    if kind == "Reported" and event[2] == "ClusterReport":
+        holding[event[1]] = at, event[3].get("holding", [])
+    elif kind == "AgentDisconnected":
+        for component in live.values():
+            component.is_cut |= component.cluster == event[1]["cluster"]
+    elif kind == "Reported" and event[2] == "ComponentStatus":
+        yield from _apply_status(event[1], event[3], at, live, source)
+    elif kind == "InventoryReceived":
+        for status in event[1]["inventory"].get("components", ()):
+            yield from _apply_status(event[1]["cluster"], status, at, live, source)
+
+
+def _apply_status(
+    cluster: str, status: dict[str, Any], at: float, live: dict[str, _Reported], source: Source
+) -> Iterator[Run]:
+    token, state = status["token"], status["state"]
+    if state == "ended" and token not in live:
+        return  # a repeated report, or a component that never had nodes
+    component = live.setdefault(token, _Reported(cluster))
+    component.status |= status
+    has_run = state == "running" or status.get("program_exit") is not None or status.get("use") is not None
+    if state == "ended":
+        has_run |= component.is_opened and not status.get("error")
+    if has_run and component.begin is None:
+        component.begin = at
+    if component.over_at is None and (status.get("over") or state == "ended"):
+        component.over_at = at
+    if state == "ended":
+        del live[token]
+        if component.begin is not None:
+            yield _reported_program(token, component, source)
+
+
+def _reported_program(token: str, component: _Reported, source: Source) -> Run:
+    """Return the program of a component, with the time at which its end was reported."""
+    status = component.status
+    return _make_run(
+        source,
+        RunKind.PROGRAM,
+        parse_token(token),
+        component.cluster,
+        component.begin,
+        end=None if component.is_cut else component.over_at,
+        nodes=tuple(status.get("hosts", ())),
+        exit_code=status.get("program_exit"),
+        run_id=status.get("lrm_job") or "",
+    )
+
+
+# Agents
+
+
+def read_spool(folder: Path, cluster: str = "", instance: str = "") -> Iterator[Fact]:
+    """Yield what an agent's journals and the results of its runners tell of components that it has not forgotten.
+
+    ``cluster``: default is the name of the folder above, as in ``clusters/NAME/spool``; ``instance``: only components
+    of this daemon. Journals hold no times.
+    """
+    cluster = cluster or folder.parent.name
+    now = time.time()
+    source = Source(f"journals of {cluster}", f"cluster {cluster}", since=now, read_at=now)  # the rest is forgotten
+    for journal in sorted(folder.glob(f"{instance or '*'}/*/journal")):
+        with suppress(ValueError, OSError):
+            yield from _read_journal(journal, parse_token(journal.parent.name), cluster, source)
+
+
+def _read_journal(path: Path, token: TokenParts, cluster: str, source: Source) -> Iterator[Fact]:
+    entries: dict[str, Any] = {}
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        entries |= json.loads(line.rpartition(b" ")[0])
+    results = {name: entry for name, entry in entries.items() if name.startswith("result.")}
+    end, size = entries.get("end"), entries.get("submit", {}).get("size", 0)
+    details: dict[str, Any] = {"size": size, "run_id": entries.get("lrm") or ""}
+    if details["run_id"]:
+        yield _make_run(source, RunKind.HELD, token, cluster, None, has_ended=end is not None, **details)
+    if entries.get("open") is not None:
+        codes = [entry["code"] for entry in results.values() if entry.get("code") is not None]
+        details["exit_code"] = end["exit_code"] if end else next((code for code in codes if code), None)
+        nodes = tuple(entry["name"] for entry in results.values() if entry.get("name"))
+        yield _make_run(source, RunKind.PROGRAM, token, cluster, None, nodes=nodes, **details)
+    written = [int(_read_result(result).get("output") or 0) for result in path.parent.glob("result.*.json")]
+    if written:
+        yield Output(source, token.job, token.attempt, token.part, written=sum(written))
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """Return the result that a runner saved, without checking its tag; empty if there is none."""
+    try:
+        result = json.loads(path.read_bytes().partition(b"{")[2].join((b"{", b"")))
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+# Resource managers
+
+
+def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterator[Run]:
+    """Yield the jobs of the grid in an accounting: of ``sacct``, ``qacct -j``, or of an embedded cluster.
+
+    See docs/audit.md for the commands. ``cluster``: default is the name of the folder two above, as in
+    ``clusters/NAME/lrm/accounting``. ``instance``: only jobs of this daemon. Raise ``UsageError`` for another file.
+    """
+    try:
+        read_at = path.stat().st_mtime
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+            file.seek(0)
+            if first.startswith("{"):
+                cluster = cluster or path.absolute().parents[1].name
+                source = Source(f"accounting of {cluster}", read_at=time.time() if _is_locked(path) else read_at)
+                runs = _read_embedded(file, cluster, source)
+            elif "|" in first and "JobName" in first:
+                source = Source(f"sacct of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
+                runs = _read_sacct(file, cluster, source)
+            elif not first.strip() or first.startswith("==="):
+                source = Source(f"qacct of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
+                runs = _read_qacct(file, cluster, source)
+            else:
+                raise UsageError(
+                    f"{path} is no accounting that koala knows: it begins with {first[:40]!r}",
+                    hint="write it with the commands of docs/audit.md",
+                )
+            for run_instance, run in runs:
+                if instance in ("", run_instance):
+                    yield run
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="check --accounting") from error
+
+
+def _held(source: Source, cluster: str, name: str, begin: float | None, **details: Any) -> Iterator[tuple[str, Run]]:
+    """Yield the daemon's instance and the run of a job in a resource manager, if it is a job of the grid."""
+    if (named := token_of(name)) is not None:
+        yield named[0], _make_run(source, RunKind.HELD, parse_token(named[1]), cluster, begin, **details)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether the resource manager that writes an embedded cluster's accounting is alive."""
+    try:
+        with (path.parent / "locald.pid").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _read_embedded(file: Iterable[str], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:
+    """Read lines of JSON: one at the start of a job, one at its end, one without a job at the start of the manager."""
+    started: dict[str, dict[str, Any]] = {}
+    for line in file:
+        with suppress(ValueError):  # a line that was cut when the machine failed
+            fields = json.loads(line)
+            ended = [started.pop(fields["job"], {})] if "job" in fields else list(started.values())
+            if "nodes" in fields:
+                started[fields["job"]] = fields
+                continue
+            started = started if "job" in fields else {}
+            for entry in filter(None, ended):
+                yield from _embedded_job(entry, cluster, source, fields.get("end"), has_ended=True)
+    for entry in started.values():
+        yield from _embedded_job(entry, cluster, source, None, has_ended=False)
+
+
+def _embedded_job(
+    entry: dict[str, Any], cluster: str, source: Source, end: float | None, *, has_ended: bool
+) -> Iterator[tuple[str, Run]]:
+    details = {"end": end, "has_ended": has_ended, "nodes": tuple(entry["nodes"]), "run_id": entry["job"]}
+    yield from _held(source, cluster, entry["name"], entry["begin"], **details)
+
+
+def _read_sacct(file: Iterable[str], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:
+    lines = iter(file)
+    header = next(lines).strip().split("|")
+    for line in lines:
+        row = dict(zip(header, line.rstrip("\n").split("|"), strict=False))
+        begin, end = _parse_moment(row.get("Start", "")), _parse_moment(row.get("End", ""))
+        nodes: list[str] = []
+        with suppress(ValueError):
+            nodes = expand_host_list(row.get("NodeList", ""))
+        details = {"end": end, "has_ended": end is not None, "nodes": tuple(nodes), "run_id": row.get("JobIDRaw", "")}
+        if begin is not None:  # else it never had nodes
+            yield from _held(source, cluster, row.get("JobName", ""), begin, **details)
+
+
+def _read_qacct(file: Iterable[str], cluster: str, source: Source) -> Iterator[tuple[str, Run]]:
+    """Read records of ended jobs. Each tells one node; those of a job on several nodes follow one another."""
+    last: dict[str, str] = {}
+    nodes: list[str] = []
+    record: dict[str, str] = {}
+    for line in (*file, "===", "==="):
+        if not line.startswith("==="):
+            key, _, value = line.strip().partition(" ")
+            record[key] = value.strip()
+            continue
+        if last and record.get("jobnumber") != last.get("jobnumber"):
+            end = _parse_moment(last.get("end_time", ""))
+            if (begin := _parse_moment(last.get("start_time", ""))) is not None:
+                details = {"end": end, "nodes": tuple(nodes), "run_id": last.get("jobnumber", "")}
+                yield from _held(source, cluster, last.get("jobname", ""), begin, **details)
+            nodes = []
+        if record.get("hostname"):
+            nodes.append(record["hostname"])
+        last, record = record, {}
+
+
+_TIME_FORMATS = ("%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S.%f", "%m/%d/%Y %H:%M:%S")
+
+
+def _parse_moment(value: str) -> float | None:
+    """Return a time of ``sacct`` or ``qacct``, in UTC if it names no zone; None for none."""
+    if re.fullmatch(r"\d{9,11}(\.\d+)?", value):
+        return float(value)
+    for form in _TIME_FORMATS:
+        with suppress(ValueError):
+            return datetime.strptime(value, form).replace(tzinfo=UTC).timestamp()
+    return None

@@ -1,0 +1,420 @@
+"""The rules of the audit, each a function that yields the contradictions that it finds in the evidence of a job.
+
+A rule that lacks evidence yields a gap, so that a report never shows as proved what no source could tell.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from koalapy.audit.evidence import Evidence, JobEvidence
+from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, format_moment
+
+LINGER_S = 60.0
+"""Seconds after a job's end in which a resource manager may still remove its jobs, and repeat failed removals."""
+MAX_FINDINGS = 1000
+"""Findings that a report lists; more are counted."""
+MAX_EXAMPLES = 3
+"""Jobs that a report names of those without evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A violated rule, and which source said what and when."""
+
+    rule: str
+    job: int
+    attempt: int | None
+    text: str
+    evidence: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        attempt = "" if self.attempt is None else f".{self.attempt}"
+        return f"{self.rule}: job {self.job}{attempt}: {self.text}{''.join(f' [{entry}]' for entry in self.evidence)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A rule that could not be judged for a job, and the evidence that is missing."""
+
+    rule: str
+    job: int
+    missing: str
+
+
+@dataclass(slots=True)
+class Missing:
+    """The jobs for which a rule was not proved since some evidence is missing."""
+
+    count: int = 0
+    examples: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """The findings of an audit, and what it could not prove."""
+
+    sources: list[Source] = field(default_factory=list)
+    jobs: int = 0
+    """Jobs with any fact."""
+    findings: list[Finding] = field(default_factory=list)
+    finding_count: int = 0
+    missing: dict[tuple[str, str], Missing] = field(default_factory=dict)
+    """By rule and missing evidence."""
+
+    def add(self, results: Iterable[Finding | Gap]) -> None:
+        for result in results:
+            if isinstance(result, Gap):
+                missing = self.missing.setdefault((result.rule, result.missing), Missing())
+                missing.count += 1
+                if len(missing.examples) < MAX_EXAMPLES:
+                    missing.examples.append(result.job)
+                continue
+            self.finding_count += 1
+            if len(self.findings) < MAX_FINDINGS:
+                self.findings.append(result)
+
+
+Results = Iterator[Finding | Gap]
+JobRule = Callable[[JobEvidence, Evidence], Results]
+GridRule = Callable[[Evidence], Results]
+JOB_RULES: dict[str, JobRule] = {}
+GRID_RULES: dict[str, GridRule] = {}
+
+
+def _job_rule(name: str) -> Callable[[JobRule], JobRule]:
+    """Register a rule about the facts of one job."""
+    return lambda function: JOB_RULES.setdefault(name, function)
+
+
+def _grid_rule(name: str) -> Callable[[GridRule], GridRule]:
+    """Register a rule that compares facts of several jobs."""
+    return lambda function: GRID_RULES.setdefault(name, function)
+
+
+def find_violations(facts: Iterable[Fact]) -> list[Finding]:
+    """Return the violations of all rules in facts, which may come in any order."""
+    return audit_facts(facts).findings
+
+
+def audit_facts(facts: Iterable[Fact]) -> Report:
+    """Judge facts, which may come in any order, by all rules."""
+    with Evidence(facts) as evidence:
+        report = Report(evidence.sources)
+        for job in evidence.jobs():
+            report.jobs += 1
+            for rule in JOB_RULES.values():
+                report.add(rule(job, evidence))
+        for grid_rule in GRID_RULES.values():
+            report.add(grid_rule(evidence))
+    return report
+
+
+@_grid_rule("submission-once")
+def check_submissions(evidence: Evidence) -> Results:
+    """A keyed submission happens once: one key names one job, which exists."""
+    newest = evidence.newest_job()
+    for submissions in evidence.submissions():
+        jobs = sorted({submission.job for submission in submissions})
+        statements = tuple(dict.fromkeys(map(str, submissions)))
+        if len(jobs) > 1:
+            yield Finding("submission-once", jobs[1], None, f"one submission is the jobs {jobs}", statements)
+        for job in jobs if newest else ():
+            if evidence.find_record(job) is None:
+                yield Finding("submission-once", job, None, "it was acknowledged, and is missing", statements)
+
+
+@_job_rule("attempt-once")
+def check_starts(job: JobEvidence, _: Evidence) -> Results:
+    """An attempt happens at most once: no source saw a component or rank of it start twice."""
+    starts: dict[tuple[object, ...], Run] = {}
+    for run in job.runs_of(RunKind.PROGRAM):
+        key = (run.source, run.attempt, run.part, run.cluster)
+        first = starts.setdefault(key, run)
+        is_same = first.run_id == run.run_id if first.run_id and run.run_id else first.begin == run.begin
+        if not is_same:  # else it was reported twice
+            yield Finding("attempt-once", job.job, run.attempt, f"{run.part} started twice", (str(first), str(run)))
+
+
+@_job_rule("attempts-apart")
+def check_attempts(job: JobEvidence, _: Evidence) -> Results:
+    """Attempts of a job never overlap: each program has ended before a program of a later attempt begins."""
+    programs = job.runs_of(RunKind.PROGRAM)
+    given_up = {(run.attempt, run.part) for run in job.runs_of(RunKind.CLAIM) if run.unreachable}
+    # Runners may deliver results after the lease of a component has ended its program.
+    held = [run for run in job.runs_of(RunKind.HELD) if (run.attempt, run.part) not in given_up]
+    reported: set[tuple[int, int]] = set()
+    for later in programs or held:
+        for earlier in (*programs, *held):
+            pair = (earlier.attempt, later.attempt)
+            end = earlier.last_moment
+            if pair[0] >= pair[1] or pair in reported or end is None or later.begin is None:
+                continue
+            if end > later.begin + earlier.source.tolerance_to(later.source):
+                reported.add(pair)
+                text = f"attempt {pair[0]} had not ended when attempt {pair[1]} began"
+                yield Finding("attempts-apart", job.job, later.attempt, text, (str(earlier), str(later)))
+
+
+@_job_rule("result-produced")
+def check_result(job: JobEvidence, _: Evidence) -> Results:
+    """A reported result was produced: its exit code and success are backed by a source at the program."""
+    record = job.record
+    if record is None or not record.is_final or record.attempt == 0 or record.array is not None:
+        return
+    programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
+    programs.sort(key=lambda run: " " in run.part)  # components first
+    statements = (str(record), *map(str, programs))
+    if record.state == "succeeded" and record.exit_code != 0:
+        yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])
+    elif record.exit_code is None:
+        if record.state == "failed" and not record.reason.startswith("infrastructure") and _is_complete(job, record):
+            text = "it failed without an exit code, and every program ended with 0"
+            yield Finding("result-produced", job.job, record.attempt, text, statements)
+    elif not programs:
+        yield Gap("result-produced", job.job, "no source at the program knows the exit code")
+    elif record.state == "succeeded" and (failing := [run for run in programs if run.exit_code != 0]):
+        text = f"it succeeded, and a program ended with {failing[0].exit_code}"
+        yield Finding("result-produced", job.job, record.attempt, text, (statements[0], *map(str, failing)))
+    elif all(run.exit_code != record.exit_code for run in programs) and _are_all_parts(programs):
+        text = f"no program ended with its exit code {record.exit_code}"
+        yield Finding("result-produced", job.job, record.attempt, text, statements)
+
+
+def _are_all_parts(programs: list[Run]) -> bool:
+    """Return whether exit codes are those of components, or of all ranks: a rank that was killed has none."""
+    return " " not in programs[0].part or len({run.part for run in programs}) == programs[0].size
+
+
+def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
+    """Return whether one source saw all parts of the last attempt end, and the program with 0."""
+    claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
+    return any(
+        {run.exit_code for run in runs} in ({0}, {0, None})
+        and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
+        for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
+    )
+
+
+def _count_parts(runs: list[Run], claims: list[Run]) -> int:
+    """Return how many parts a source must have seen: the ranks that its marks name, or the claimed components."""
+    return runs[0].size if " " in runs[0].part else len(claims)
+
+
+def _group_by_source(runs: Iterable[Run]) -> dict[Source, list[Run]]:
+    groups: dict[Source, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.source].append(run)
+    return groups
+
+
+@_job_rule("gang-whole")
+def check_gang(job: JobEvidence, _: Evidence) -> Results:
+    """No gang ran in part and counts as succeeded: each component had its nodes, and each source saw each part run."""
+    record = job.record
+    if record is None or record.state != "succeeded" or record.attempt == 0 or record.array is not None:
+        return
+    claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
+    for claim in claims:
+        if claim.begin is None or (claim.nodes and len(claim.nodes) != claim.size):
+            text = f"component {claim.part} never had its {claim.size} nodes"
+            yield Finding("gang-whole", job.job, record.attempt, text, (str(record), str(claim)))
+    programs = job.runs_of(RunKind.PROGRAM, record.attempt)
+    by_source = _group_by_source(run for run in programs if all(map(run.source.covers, claims)))
+    parts = {source: {run.part for run in runs if _has_finished(run)} for source, runs in by_source.items()}
+    if not by_source:
+        yield Gap("gang-whole", job.job, "no source saw its programs run")
+    elif not any(len(parts[source]) >= _count_parts(runs, claims) for source, runs in by_source.items()):
+        source, runs = max(by_source.items(), key=lambda item: len(item[1]))
+        text = f"only {sorted(parts[source])} of {_count_parts(runs, claims)} parts ran"
+        yield Finding("gang-whole", job.job, record.attempt, text, (str(record), *map(str, runs)))
+
+
+def _has_finished(run: Run) -> bool:
+    """Return whether a program ran to its end. The exit code of a component may be that of the whole program only."""
+    return " " not in run.part or run.exit_code == 0
+
+
+@_grid_rule("node-once")
+def check_nodes(evidence: Evidence) -> Results:
+    """No node is held twice by jobs of the grid at a time, unless both accept a part of a node."""
+    for uses in evidence.node_uses():
+        latest: dict[RunKind, Run] = {}
+        for run in uses:
+            earlier = latest.get(run.kind)
+            if earlier is None or _ends_after(run, earlier):
+                latest[run.kind] = run
+            if earlier is None or (earlier.job, earlier.attempt) == (run.job, run.attempt) or run.begin is None:
+                continue
+            end = earlier.last_moment
+            if end is None or end <= run.begin + earlier.source.tolerance_to(run.source):
+                continue
+            if not all((record := evidence.find_record(job)) and record.shares for job in (earlier.job, run.job)):
+                nodes = sorted(set(earlier.nodes) & set(run.nodes))
+                text = f"{nodes[0]} of {run.cluster} was held by job {earlier.job} as well"
+                yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
+
+
+def _ends_after(run: Run, other: Run) -> bool:
+    return (run.last_moment or 0.0) >= (other.last_moment or 0.0)
+
+
+@_job_rule("claim-ended")
+def check_claims(job: JobEvidence, _: Evidence) -> Results:
+    """Every claim ended when its job ended, and claims of earlier attempts before that."""
+    record = job.record
+    if record is None:
+        return
+    for claim in job.runs_of(RunKind.CLAIM):
+        is_over = record.is_final or claim.attempt < record.attempt
+        if is_over and not claim.has_ended and not claim.unreachable:
+            text = f"component {claim.part} still has its nodes"
+            yield Finding("claim-ended", job.job, claim.attempt, text, (str(record), str(claim)))
+
+
+@_job_rule("nothing-left")
+def check_remains(job: JobEvidence, _: Evidence) -> Results:
+    """Nothing is left in a resource manager after a job has ended."""
+    record = job.record
+    if record is None or not record.is_final or record.array is not None:
+        return
+    held = job.runs_of(RunKind.HELD)
+    if not held and job.runs_of(RunKind.CLAIM):
+        yield Gap("nothing-left", job.job, "no accounting of its resource managers")
+    claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
+    for run in held:
+        claim = claims.get((run.attempt, run.part))
+        end, moment = record.ended_at, run.last_moment
+        if (claim is not None and claim.unreachable) or end is None or moment is None:
+            continue
+        released_at = max(end, claim.end or end) if claim is not None else end
+        if moment > released_at + LINGER_S + run.source.tolerance_to(record.source):
+            verb = "was left" if run.has_ended else "is left"
+            text = f"a job of component {run.part} {verb} on {run.cluster} after its end"
+            yield Finding("nothing-left", job.job, run.attempt, text, (str(record), str(run)))
+
+
+@_job_rule("run-recorded")
+def check_recorded(job: JobEvidence, evidence: Evidence) -> Results:
+    """Nothing runs that the database does not hold: each start belongs to a component of a recorded attempt."""
+    if job.job <= 0 or not evidence.newest_job():
+        return
+    runs = [run for run in job.runs if run.kind is not RunKind.CLAIM]
+    if runs and job.record is None:
+        if job.job > evidence.newest_job():
+            text = "it ran, and the database has no such job"
+            yield Finding("run-recorded", job.job, runs[0].attempt, text, (str(runs[0]),))
+        else:
+            yield Gap("run-recorded", job.job, "the database has no such job any more")
+        return
+    claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
+    nodes: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for run in runs:
+        if " " in run.part:
+            nodes[run.attempt, run.cluster].update(run.nodes)
+            continue
+        claim = claims.get((run.attempt, run.part))
+        if claim is None or claim.cluster != run.cluster or (run.nonce and claim.nonce not in ("", run.nonce)):
+            text = f"component {run.part} on {run.cluster} is not recorded"
+            yield Finding("run-recorded", job.job, run.attempt, text, (str(run), *([str(claim)] if claim else [])))
+    for (attempt, cluster), names in nodes.items():
+        recorded = sum(c.size for c in claims.values() if (c.attempt, c.cluster) == (attempt, cluster))
+        if len(names) > recorded:
+            text = f"it ran on {len(names)} nodes of {cluster}, and {recorded} are recorded"
+            yield Finding("run-recorded", job.job, attempt, text, tuple(sorted(names)))
+
+
+@_job_rule("array-once")
+def check_array(job: JobEvidence, evidence: Evidence) -> Results:
+    """Each index of an array runs exactly once: no index is a task twice, and none is lost at the array's end."""
+    record = job.record
+    if record is None or (counts := record.array) is None:
+        return
+    by_state: dict[str, int] = defaultdict(int)
+    previous: tuple[int, int] | None = None
+    for index, task, state in evidence.tasks_of(job.job):
+        by_state[state] += 1
+        if previous is not None and previous[0] == index:
+            yield Finding("array-once", job.job, None, f"index {index} is the jobs {previous[1]} and {task}")
+        if not counts.has_index(index):
+            yield Finding("array-once", job.job, None, f"job {task} has the index {index}, which the array lacks")
+        previous = (index, task)
+    if not record.is_final:
+        return
+    ended = counts.succeeded + counts.failed + counts.cancelled
+    if ended != counts.size or (record.state == "succeeded" and counts.succeeded != counts.size):
+        text = f"it {record.state} with {counts.succeeded} succeeded of {counts.size} tasks, {ended} ended"
+        yield Finding("array-once", job.job, None, text, (str(record),))
+    for state, count in (("succeeded", counts.succeeded), ("failed", counts.failed)):
+        if by_state[state] != count:
+            text = f"it counts {count} tasks that {state}, and {by_state[state]} are recorded"
+            yield Finding("array-once", job.job, None, text, (str(record),))
+
+
+@_job_rule("dependency-first")
+def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
+    """A dependent job never begins before what it depends on has ended in the required way."""
+    record = job.record
+    if record is None or not record.after:
+        return
+    begins = [(run.begin, run) for run in job.runs if run.begin is not None]
+    if not begins:
+        return
+    begin, first = min(begins, key=lambda entry: entry[0])
+    limit = begin + record.source.tolerance_to(first.source)
+    for clause in record.after:
+        ends = [(alternative, how, evidence.find_record(alternative)) for alternative, how in clause]
+        if any(end is None for _, _, end in ends):
+            yield Gap("dependency-first", job.job, "the database has no record of a job that it depends on")
+        elif not any(end and _holds(how, end.state) and (end.ended_at or limit + 1) <= limit for _, how, end in ends):
+            texts = [f"job {other} {end.state}, end {format_moment(end.ended_at)}" for other, _, end in ends if end]
+            text = f"it began before {' or '.join(f'{other}:{how}' for other, how, _ in ends)} held"
+            yield Finding("dependency-first", job.job, first.attempt, text, (str(first), *texts))
+
+
+def _holds(how: str, state: str) -> bool:
+    """Return whether a job that is in a state fulfils a condition."""
+    return state in {"ok": ("succeeded",), "failed": ("failed", "cancelled")}.get(
+        how, ("succeeded", "failed", "cancelled")
+    )
+
+
+@_job_rule("lease-obeyed")
+def check_leases(job: JobEvidence, _: Evidence) -> Results:
+    """No component's program runs after its lease or walltime has certainly ended, once its cluster was lost."""
+    for claim in job.runs_of(RunKind.CLAIM):
+        if claim.lease_over_at is None:
+            continue
+        programs = [
+            run
+            for run in job.runs_of(RunKind.PROGRAM, claim.attempt)
+            if run.part == claim.part or (" " in run.part and run.cluster == claim.cluster)
+        ]
+        moments = [(moment, run) for run in programs if (moment := run.last_moment) is not None]
+        if not moments:
+            yield Gap("lease-obeyed", job.job, "no source knows when the program of a lost component ended")
+        for moment, run in moments:
+            if moment > claim.lease_over_at + run.source.tolerance_to(claim.source):
+                text = f"component {claim.part} ran after its lease was over at {format_moment(claim.lease_over_at)}"
+                yield Finding("lease-obeyed", job.job, claim.attempt, text, (str(claim), str(run)))
+
+
+@_job_rule("output-whole")
+def check_output(job: JobEvidence, _: Evidence) -> Results:
+    """Output is complete, or its gap is announced."""
+    record = job.record
+    if record is None or not record.is_final:
+        return
+    by_part: dict[tuple[int, str], list[Output]] = defaultdict(list)
+    for output in job.outputs:
+        by_part[output.attempt, output.part].append(output)
+    for (attempt, part), outputs in by_part.items():
+        written = max((output.written for output in outputs if output.written is not None), default=None)
+        stored = max((output.stored for output in outputs if output.stored is not None), default=None)
+        if any(output.gap_announced for output in outputs):
+            continue
+        if written is None:
+            yield Gap("output-whole", job.job, "no source at the program knows how much it wrote")
+        elif written > (stored or 0):
+            text = f"component {part} wrote {written} bytes, {stored or 0} are stored, and no gap is announced"
+            yield Finding("output-whole", job.job, attempt, text, tuple(map(str, outputs)))

@@ -1,0 +1,64 @@
+"""``koala audit`` prints findings, and its exit code tells whether there are any."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from koalapy.cli.daemon.audit import audit_grid
+from koalapy.client.errors import Exit
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobState
+from koalapy.store.opening import open_stores
+from koalapy.store.output import OutputStore
+from koalapy.store.records import Batch
+from tests.audit.test_readers import NAME, SACCT
+from tests.store.jobs import make_job
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return a data directory with a database, which has job 8 only."""
+    stores = open_stores(f"sqlite:///{tmp_path}/koala.db", OutputStore(tmp_path / "output", 1000))
+    job = make_job(8, JobState.CANCELLED, ended_at=9.0)
+    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={8: job}))
+    stores.jobs.close()
+    return tmp_path
+
+
+def instance_of(data: Path) -> str:
+    from koalapy.audit.readers import read_instance
+
+    return read_instance(f"sqlite:///{data}/koala.db")
+
+
+def write_accounting(data: Path, job: int) -> str:
+    name = NAME.replace("3e322907", instance_of(data)).replace("-7.", f"-{job}.")
+    (data / "sacct").write_text(SACCT.replace(NAME, name))
+    return f"south={data / 'sacct'}"
+
+
+def test_audit_without_violation_prints_sources_and_returns_0(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit_grid(data) == Exit.OK
+    assert capsys.readouterr().out == "1 jobs; 0 violations; read: database\n"
+
+
+def test_audit_with_violation_prints_evidence_and_returns_1(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit_grid(data, accounting=[write_accounting(data, 9)]) == Exit.FAILED
+    output = capsys.readouterr().out
+    assert "run-recorded" in output
+    assert "sacct of south: 9.2 component 1 held south1,south2,big of south from 2026-11-29 14:00:00.000" in output
+
+
+def test_audit_as_json_has_findings_and_what_is_not_proved(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit_grid(data, accounting=[write_accounting(data, 7)], as_json=True) == Exit.OK
+    report = json.loads(capsys.readouterr().out)
+    missing = {"rule": "run-recorded", "missing": "the database has no such job any more", "jobs": 1, "examples": [7]}
+    assert (report["violations"], report["not_proved"]) == (0, [missing])
+
+
+def test_audit_of_missing_files_names_them(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent/koala\.db does not exist"):
+        audit_grid(tmp_path / "absent")
+    with pytest.raises(UsageError, match="spool folder nowhere does not exist"):
+        audit_grid(data, spool=["north=nowhere"])

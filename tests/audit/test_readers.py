@@ -1,0 +1,296 @@
+"""The readers understand what the store, the agent, the recorder and resource managers really write."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.core.spool import JournalFolder
+from koalapy.agent.lrm.local.jobs import LocalJob, LocalNode
+from koalapy.agent.lrm.local.locald import Accounting
+from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Submission
+from koalapy.audit.readers import (
+    GridFiles,
+    parse_token,
+    read_accounting,
+    read_database,
+    read_grid,
+    read_output,
+    read_record,
+    read_spool,
+    token_of,
+)
+from koalapy.model.array import IndexRange, TaskIndices
+from koalapy.model.dependency import Dependency, EndCondition
+from koalapy.model.errors import UsageError
+from koalapy.model.job import ArrayTasks, ComponentState, JobState, TimelineEntry
+from koalapy.store.opening import Stores, open_stores
+from koalapy.store.output import OutputStore
+from koalapy.store.records import Batch, OutputPiece, Submitted
+from tests.store.jobs import make_job, make_running_job
+
+TOKEN = "7.2.1.5eed"
+NAME = f"koala-3e322907-{TOKEN}"
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    stores = open_stores(f"sqlite:///{tmp_path}/koala.db", OutputStore(tmp_path / "output", 1000))
+    yield stores
+    stores.jobs.close()
+
+
+def write(stores: Stores, **batch: object) -> None:
+    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, **batch))
+
+
+def facts_of(tmp_path: Path, kind: type[Fact]) -> list[Any]:
+    return [fact for fact in read_database(f"sqlite:///{tmp_path}/koala.db") if isinstance(fact, kind)]
+
+
+def test_read_database_with_running_job_yields_its_claims(stores: Stores, tmp_path: Path) -> None:
+    write(stores, jobs={7: make_running_job(7)}, submitted=[Submitted("key", 7, "digest")])
+    (record,) = facts_of(tmp_path, JobRecord)
+    assert (record.job, record.state, record.attempt, record.is_final) == (7, "running", 1, False)
+    first, second, third = facts_of(tmp_path, Run)
+    assert (first.nodes, first.begin, first.has_ended, first.nonce, first.run_id) == (
+        ("127.0.1.1", "127.0.1.2"),
+        3.5,
+        False,
+        "5eed",
+        "7",
+    )
+    assert (second.superseded, second.unreachable, second.last_moment) == (True, True, None)
+    assert (third.begin, third.has_ended) == (None, True)
+    assert [(fact.key, fact.job) for fact in facts_of(tmp_path, Submission)] == [("key", 7)]
+
+
+def test_read_database_with_lost_component_yields_when_its_lease_was_over(stores: Stores, tmp_path: Path) -> None:
+    job = make_running_job(7)
+    reasons = ["not heard of for 40 s, and its lease is over", "north was declared lost", "the program crashed"]
+    entries = [
+        TimelineEntry(7, 50.0 + index, "error", job.state, reason, 1, index, "north", "")
+        for index, reason in enumerate(reasons)
+    ]
+    write(stores, jobs={7: job}, timeline=entries)
+    first, second, third = facts_of(tmp_path, Run)
+    assert (first.lease_over_at, first.unreachable) == (50.0, True)
+    assert (second.lease_over_at, second.unreachable) == (None, True)
+    assert (third.lease_over_at, third.unreachable) == (None, False)
+
+
+def test_read_database_with_array_and_dependency_yields_both(stores: Stores, tmp_path: Path) -> None:
+    array = make_job(3, JobState.FAILED, tasks=ArrayTasks(3, (), 0.0, 0, 2, 1, 0), ended_at=9.0)
+    indices = TaskIndices((IndexRange(4, 8, 2),))
+    array = replace(array, spec=replace(array.spec, array=indices))
+    task = make_job(4, JobState.SUCCEEDED, array_job=3, array_index=4, exit_code=0)
+    dependent = make_job(9)
+    after = ((Dependency(3, EndCondition.ANY), Dependency(4)),)
+    dependent = replace(dependent, spec=replace(dependent.spec, after=after))
+    write(stores, jobs={job.id: job for job in (array, task, dependent)})
+    array_record, task_record, record = facts_of(tmp_path, JobRecord)
+    counts = array_record.array
+    assert (counts.size, counts.succeeded, counts.failed) == (3, 2, 1)
+    assert [index for index in range(10) if counts.has_index(index)] == [4, 6, 8]
+    assert (task_record.task_of, task_record.index, task_record.exit_code) == (3, 4, 0)
+    assert record.after == (((3, "any"), (4, "ok")),)
+
+
+def test_read_output_yields_stored_sizes(stores: Stores, tmp_path: Path) -> None:
+    stores.output.append(TOKEN, [OutputPiece(0, b"x" * 900), OutputPiece(900, b"y" * 900)])
+    assert [(o.job, o.attempt, o.part, o.stored) for o in read_output(tmp_path / "output")] == [(7, 2, "1", 1800)]
+
+
+STEPS = [
+    {"koala_record": 1, "version": "0", "life": "1795961620340", "part": 1},
+    {"begin": {}},
+    {"n": 1, "at": 100.0, "done": [[], [], [["SubmitComponent", "south", TOKEN]]]},
+    {"n": 2, "at": 101.0, "events": [["Reported", "south", "ComponentStatus", {"token": TOKEN, "state": "waiting"}]]},
+    {"n": 3, "at": 102.0, "events": [["Reported", "south", "ClusterReport", {"total": 4, "holding": [TOKEN]}]]},
+    {"n": 4, "at": 103.0, "done": [[], [], [["OpenBarrier", "south", TOKEN]]]},
+    {
+        "n": 5,
+        "at": 104.0,
+        "events": [["Reported", "south", "ComponentStatus", {"token": TOKEN, "state": "running", "lrm_job": "17"}]],
+    },
+]
+OVER = {"token": TOKEN, "state": "running", "program_exit": 3, "over": True, "hosts": ["127.0.2.1"]}
+ENDED = OVER | {"state": "ended"}
+
+
+def reported(at: float, status: dict[str, object]) -> dict[str, object]:
+    return {"n": 9, "at": at, "events": [["Reported", "south", "ComponentStatus", status]]}
+
+
+def write_record(folder: Path, began: int, lines: list[Any], *, packed: bool = False, until: float = 1000.0) -> None:
+    path = folder / f"{began:013d}-000001.jsonl{'.gz' if packed else ''}"
+    text = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if packed else text)
+    os.utime(path, (until, until))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_read_record_with_ended_program_yields_its_interval(tmp_path: Path, packed: bool) -> None:
+    free = {"n": 8, "at": 109.0, "events": [["Reported", "south", "ClusterReport", {"total": 4}]]}
+    write_record(tmp_path, 99_000, [*STEPS, reported(107.0, OVER), reported(108.0, ENDED), free], packed=packed)
+    (run,) = read_record(tmp_path)
+    assert (run.kind, run.job, run.attempt, run.part, run.cluster) == (RunKind.PROGRAM, 7, 2, "1", "south")
+    assert (run.begin, run.end, run.exit_code, run.nodes, run.run_id) == (104.0, 107.0, 3, ("127.0.2.1",), "17")
+    assert (run.source.since, run.source.read_at) == (99.0, 1000.0)
+
+
+def test_read_record_with_repeated_end_yields_program_once(tmp_path: Path) -> None:
+    write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED), reported(120.0, ENDED)])
+    runs = list(read_record(tmp_path))
+    assert [run.kind for run in runs] == [RunKind.PROGRAM, RunKind.HELD]
+    assert (runs[1].has_ended, runs[1].source.read_at) == (False, 102.0)  # the last report of the cluster
+
+
+def test_read_record_over_two_daemon_runs_leaves_end_unknown(tmp_path: Path) -> None:
+    write_record(tmp_path, 99_000, STEPS, packed=True, until=105.0)
+    inventory = {"cluster": "south", "inventory": {"components": [ENDED]}}
+    write_record(tmp_path, 150_000, [{"n": 1, "at": 151.0, "events": [["InventoryReceived", inventory]]}])
+    run, _ = read_record(tmp_path)
+    assert (run.begin, run.end, run.has_ended, run.exit_code) == (104.0, None, True, 3)
+    assert (run.source.since, run.source.read_at) == (150.0, 1000.0)
+
+
+def test_read_record_with_lost_agent_leaves_end_unknown(tmp_path: Path) -> None:
+    lost = {"n": 6, "at": 105.0, "events": [["AgentDisconnected", {"cluster": "south"}]]}
+    write_record(tmp_path, 99_000, [*STEPS, lost, reported(200.0, ENDED)])
+    run, _ = read_record(tmp_path)
+    assert (run.begin, run.end) == (104.0, None)
+
+
+def test_read_record_with_cut_line_yields_what_is_before(tmp_path: Path) -> None:
+    write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED)])
+    path = next(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:-20])
+    run, _ = read_record(tmp_path)
+    assert (run.begin, run.end, run.exit_code) == (104.0, None, None)
+
+
+def make_journal(tmp_path: Path) -> JournalFolder:
+    folder = tmp_path / "clusters" / "south" / "spool" / "3e322907" / TOKEN
+    folder.mkdir(parents=True)
+    return JournalFolder(folder)
+
+
+def test_read_spool_with_ended_component_yields_its_result(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    journal.write_entry(submit={"size": 1})
+    journal.write_entry(lrm="17")
+    journal.write_entry(open={"launcher": "processes"}, lives=[])
+    journal.write_entry(**{"result.0": {"code": 3, "name": "south-2", "host": "127.0.2.2"}})
+    (journal.path / "result.0.json").write_bytes(b"0" * 64 + b"\n" + json.dumps({"code": 3, "output": 12}).encode())
+    journal.write_entry(end={"exit_code": 3, "hosts": ["127.0.2.2"]})
+    held, program, output = read_spool(tmp_path / "clusters" / "south" / "spool")
+    assert (held.kind, held.cluster, held.has_ended, held.run_id) == (RunKind.HELD, "south", True, "17")
+    assert (program.kind, program.exit_code, program.nodes) == (RunKind.PROGRAM, 3, ("south-2",))
+    assert isinstance(output, Output)
+    assert output.written == 12
+    assert list(read_spool(tmp_path / "clusters" / "south" / "spool", instance="another")) == []
+
+
+def test_read_spool_with_live_component_yields_open_interval(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    journal.write_entry(submit={"size": 2})
+    journal.write_entry(lrm="17")
+    (held,) = read_spool(tmp_path / "clusters" / "south" / "spool")
+    assert (held.has_ended, held.size) == (False, 2)
+    with (journal.path / "journal").open("ab") as file:
+        file.write(b'{"open": {')  # cut while it was written
+    assert len(list(read_spool(tmp_path / "clusters" / "south" / "spool"))) == 1
+
+
+SACCT = f"""JobIDRaw|JobName|State|ExitCode|Start|End|NodeList
+17|{NAME}|COMPLETED|0:0|2026-11-29T14:00:00|2026-11-29T14:00:30|south[1-2],big
+18|{NAME}|RUNNING|0:0|1795961620|Unknown|south3
+19|somebody|COMPLETED|0:0|2026-11-29T14:00:00|2026-11-29T14:00:30|south4
+20|{NAME}|CANCELLED|0:0|Unknown|2026-11-29T14:00:30|None assigned
+"""
+QACCT = f"""==============================================================
+qname        all.q
+hostname     south1
+owner        koala
+jobname      {NAME}
+jobnumber    17
+start_time   Sun Nov 29 14:00:00 2026
+end_time     Sun Nov 29 14:00:30 2026
+exit_status  0
+==============================================================
+hostname     south2
+jobname      {NAME}
+jobnumber    17
+start_time   11/29/2026 14:00:00.000
+end_time     11/29/2026 14:00:30.000
+==============================================================
+hostname     south3
+jobname      somebody
+jobnumber    18
+start_time   Sun Nov 29 14:00:00 2026
+end_time     Sun Nov 29 14:00:30 2026
+Total System Usage
+    WALLCLOCK         UTIME
+"""
+BEGIN = 1795960800.0
+
+
+def test_read_accounting_of_slurm_yields_jobs_with_nodes(tmp_path: Path) -> None:
+    (tmp_path / "sacct").write_text(SACCT)
+    first, second = read_accounting(tmp_path / "sacct", "south")
+    assert (first.nodes, first.begin, first.end) == (("south1", "south2", "big"), BEGIN, BEGIN + 30)
+    assert (first.job, first.attempt, first.part, first.nonce, first.run_id) == (7, 2, "1", "5eed", "17")
+    assert (second.nodes, second.begin, second.has_ended) == (("south3",), 1795961620.0, False)
+    assert list(read_accounting(tmp_path / "sacct", "south", instance="another")) == []
+
+
+def test_read_accounting_of_grid_engine_joins_nodes_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "qacct").write_text(QACCT)
+    (run,) = read_accounting(tmp_path / "qacct", "south")
+    assert (run.nodes, run.begin, run.end, run.has_ended) == (("south1", "south2"), BEGIN, BEGIN + 30, True)
+
+
+def test_read_accounting_of_embedded_cluster_ends_jobs_of_a_killed_manager(tmp_path: Path) -> None:
+    folder = tmp_path / "clusters" / "south" / "lrm"
+    folder.mkdir(parents=True)
+    nodes = [LocalNode("south-1", "127.0.2.1"), LocalNode("south-2", "127.0.2.2")]
+    accounting = Accounting(folder / "accounting")
+    jobs = [LocalJob(number, NAME, "grid", 2, nodes=nodes) for number in (17, 18)]
+    accounting.note_start(jobs[0])
+    accounting.note_end(jobs[0])
+    accounting.note_start(jobs[1])
+    first, second = read_accounting(folder / "accounting")
+    assert (first.cluster, first.nodes, first.has_ended) == ("south", ("south-1", "south-2"), True)
+    assert first.begin <= first.end
+    assert (second.run_id, second.has_ended) == ("18", False)
+    Accounting(folder / "accounting")  # of the next manager
+    assert [run.has_ended for run in read_accounting(folder / "accounting")] == [True, True]
+
+
+def test_read_accounting_of_unknown_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("what is this\n")
+    with pytest.raises(UsageError, match="no accounting that koala knows"):
+        list(read_accounting(tmp_path / "notes"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read_accounting(tmp_path / "missing"))
+
+
+def test_read_grid_without_database_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        list(read_grid(GridFiles(tmp_path)))
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read_grid(GridFiles(tmp_path, "oracle://host/name")))
+
+
+def test_tokens_are_found_in_names_of_jobs_of_the_grid_only() -> None:
+    assert token_of(NAME) == ("3e322907", TOKEN)
+    assert token_of("koala-3e322907-1.1.0") == ("3e322907", "1.1.0")
+    assert token_of("koala-reserve") is None
+    assert parse_token("1.1.0") == (1, 1, "0", "")
+    assert ComponentState.ENDED in ("ended",)

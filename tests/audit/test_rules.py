@@ -1,0 +1,251 @@
+"""The rules accept correct histories of any kind, and find each fault that is planted in one."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.audit.rules import GRID_RULES, JOB_RULES, audit_facts, find_violations
+from tests.audit.history import History
+
+Fault = Callable[[list[Fact], Random], bool]
+FAULTS: dict[str, tuple[str, Fault]] = {}
+"""By name: the rule that finds the fault, and the function that plants it and returns whether the history allows it."""
+
+
+def fault(rule: str) -> Callable[[Fault], Fault]:
+    def register(plant: Fault) -> Fault:
+        FAULTS[plant.__name__] = (rule, plant)
+        return plant
+
+    return register
+
+
+def find_runs(facts: list[Fact], kind: RunKind) -> list[Run]:
+    return [fact for fact in facts if isinstance(fact, Run) and fact.kind is kind]
+
+
+def find_records(facts: list[Fact], *states: str) -> list[JobRecord]:
+    return [fact for fact in facts if isinstance(fact, JobRecord) and fact.state in states and fact.attempt]
+
+
+def choose(random: Random, items: list[Any]) -> Iterator[Any]:
+    """Yield one of the items, or none if there is none."""
+    if items:
+        yield random.choice(items)
+
+
+def change(facts: list[Fact], fact: Fact, **changes: object) -> bool:
+    facts[facts.index(fact)] = replace(fact, **changes)
+    return True
+
+
+def last_programs(facts: list[Fact], record: JobRecord) -> list[Run]:
+    return [r for r in find_runs(facts, RunKind.PROGRAM) if (r.job, r.attempt) == (record.job, record.attempt)]
+
+
+@fault("submission-once")
+def submission_twice(facts: list[Fact], random: Random) -> bool:
+    submissions = [fact for fact in facts if isinstance(fact, Submission)]
+    if len(submissions) < 2:
+        return False
+    one, other = random.sample(submissions, 2)
+    facts.append(replace(one, source=Source("client"), job=other.job))
+    return True
+
+
+@fault("submission-once")
+def submission_lost(facts: list[Fact], random: Random) -> bool:
+    facts.append(Submission(Source("client"), "lost", 10_000))
+    return bool(find_records(facts, "succeeded", "failed"))
+
+
+@fault("attempt-once")
+def double_start(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.PROGRAM)):
+        facts.append(replace(run, run_id="another", begin=run.begin + 20.0))
+        return True
+    return False
+
+
+@fault("attempts-apart")
+def overlap_of_attempts(facts: list[Fact], random: Random) -> bool:
+    later = [run for run in find_runs(facts, RunKind.PROGRAM) if run.attempt > 1]
+    for run in choose(random, later):
+        earlier = [r for r in find_runs(facts, RunKind.HELD) if (r.job, r.attempt) == (run.job, run.attempt - 1)]
+        return change(facts, random.choice(earlier), end=run.begin + 10.0)
+    return False
+
+
+@fault("lease-obeyed")
+def disobeyed_lease(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.PROGRAM)):
+        claim = next(
+            c for c in find_runs(facts, RunKind.CLAIM) if (c.job, c.attempt, c.part) == (run.job, run.attempt, run.part)
+        )
+        return change(facts, claim, unreachable=True, lease_over_at=run.end - 6.0)
+    return False
+
+
+@fault("result-produced")
+def forged_exit_code(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "failed")):
+        return change(facts, record, exit_code=7)
+    return False
+
+
+@fault("result-produced")
+def forged_success(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "failed")):
+        return change(facts, record, state="succeeded", exit_code=0)
+    return False
+
+
+@fault("result-produced")
+def lost_result(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "succeeded")):
+        return change(facts, record, state="failed", exit_code=None, reason="the program exited")
+    return False
+
+
+@fault("gang-whole")
+def part_of_gang(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "succeeded")):
+        programs = last_programs(facts, record)
+        if len(programs) > 1:
+            facts.remove(random.choice(programs))
+            return True
+    return False
+
+
+@fault("gang-whole")
+def gang_with_too_few_nodes(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "succeeded")):
+        claims = [c for c in find_runs(facts, RunKind.CLAIM) if (c.job, c.attempt) == (record.job, record.attempt)]
+        claim = random.choice(claims)
+        return change(facts, claim, size=claim.size + 1)
+    return False
+
+
+@fault("node-once")
+def node_given_twice(facts: list[Fact], random: Random) -> bool:
+    held = find_runs(facts, RunKind.HELD)
+    for run in choose(random, held):
+        others = [other for other in held if other.job != run.job and other.cluster == run.cluster]
+        for other in choose(random, others):
+            return change(facts, other, begin=run.begin + 1.0, end=run.end + 9.0, nodes=(*other.nodes, run.nodes[0]))
+    return False
+
+
+@fault("claim-ended")
+def claim_never_ended(facts: list[Fact], random: Random) -> bool:
+    for claim in choose(random, find_runs(facts, RunKind.CLAIM)):
+        return change(facts, claim, end=None, has_ended=False)
+    return False
+
+
+@fault("nothing-left")
+def job_left_in_manager(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.HELD)):
+        return change(facts, run, end=None, has_ended=False)
+    return False
+
+
+@fault("run-recorded")
+def command_before_commit(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.HELD)):
+        facts.append(replace(run, attempt=9))
+        return True
+    return False
+
+
+@fault("run-recorded")
+def start_of_another_nonce(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.HELD)):
+        return change(facts, run, nonce="0ther")
+    return False
+
+
+@fault("array-once")
+def index_twice(facts: list[Fact], random: Random) -> bool:
+    tasks = [fact for fact in facts if isinstance(fact, JobRecord) and fact.task_of is not None]
+    for task in choose(random, tasks):
+        facts.append(replace(task, job=20_000))
+        return True
+    return False
+
+
+@fault("array-once")
+def index_lost(facts: list[Fact], random: Random) -> bool:
+    for task in choose(random, [fact for fact in facts if isinstance(fact, JobRecord) and fact.task_of is not None]):
+        facts.remove(task)
+        return True
+    return False
+
+
+@fault("dependency-first")
+def dependent_too_early(facts: list[Fact], random: Random) -> bool:
+    runs = find_runs(facts, RunKind.CLAIM)
+    for record in choose(random, find_records(facts, "succeeded", "failed")):
+        later = [other for other in find_records(facts, "succeeded", "failed") if other.job != record.job]
+        for other in choose(random, later):
+            begin = min(run.begin for run in runs if run.job == record.job)
+            if other.ended_at > begin + 5.0:
+                return change(facts, record, after=(((other.job, "any"),),))
+    return False
+
+
+@fault("dependency-first")
+def dependent_of_the_wrong_end(facts: list[Fact], random: Random) -> bool:
+    dependents = [r for r in find_records(facts, "succeeded", "failed") if r.after and r.after[0][0][1] != "any"]
+    for record in choose(random, dependents):
+        ((job, how),) = record.after[0]
+        return change(facts, record, after=(((job, "failed" if how == "ok" else "ok"),),))
+    return False
+
+
+@fault("output-whole")
+def output_cut(facts: list[Fact], random: Random) -> bool:
+    outputs = [fact for fact in facts if isinstance(fact, Output) and fact.stored]
+    for output in choose(random, outputs):
+        return change(facts, output, stored=output.stored - 1)
+    return False
+
+
+@given(seed=st.integers(0, 2**32))
+def test_find_violations_in_correct_history_finds_nothing(seed: int) -> None:
+    history = History(seed)
+    report = audit_facts(history.facts)
+    assert [str(finding) for finding in report.findings] == []
+    assert report.jobs == len({fact.job for fact in history.facts})
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@given(seed=st.integers(0, 2**32))
+def test_find_violations_with_planted_fault_finds_it(name: str, seed: int) -> None:
+    rule, plant = FAULTS[name]
+    random = Random(seed)
+    facts = History(seed).facts
+    assume(plant(facts, random))
+    random.shuffle(facts)
+    findings = find_violations(facts)
+    assert rule in {finding.rule for finding in findings}, [str(finding) for finding in findings]
+
+
+def test_program_that_an_agent_reports_again_is_one_start() -> None:
+    """A daemon that is killed before its commit hears of the same end again."""
+    facts = History(3).facts
+    for run in find_runs(facts, RunKind.PROGRAM):
+        facts.append(replace(run, begin=run.end + 7.0, end=run.end + 7.0))
+    assert "attempt-once" not in {finding.rule for finding in find_violations(facts)}
+
+
+def test_each_rule_has_a_planted_fault_and_a_description() -> None:
+    rules = {**JOB_RULES, **GRID_RULES}
+    assert {rule for rule, _ in FAULTS.values()} == rules.keys()
+    assert all(rule.__doc__ for rule in rules.values())
