@@ -176,7 +176,7 @@ def _refuse_parts(entries: list[Directive]) -> dict[str, Directive]:
     for border, *part in others:
         border.reject(
             f"a script runs on the nodes of all parts: write #KOALA --nonfixed {sizes} in place of their lines, and "
-            "start the program of each by koala mpirun --cluster, with the clusters of $KOALA_CLUSTER_LIST"
+            "start the program of each by mpirun --cluster, with the clusters of $KOALA_CLUSTER_LIST"
         )
         for entry in part:
             entry.resolve([], "of another part")
