@@ -288,15 +288,16 @@ async def serving(
 
     def describe(name: str) -> ClusterRecord:
         cluster = scheduler.queries.grid[name]
+        use = cluster.node_use
         return ClusterRecord(
             name,
             "local",
             str(cluster.state),
             cluster.last_report.total,
-            0,
-            0,
-            0,
-            0,
+            use.idle,
+            use.used,
+            use.local,
+            use.down,
             0,
             cluster.state_reason,
             None,
@@ -304,6 +305,8 @@ async def serving(
             1.0,
             unusable=cluster.health.unusable,
             drained=cluster.drained,
+            withheld=use.withheld,
+            unknown=use.unknown,
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)

@@ -395,16 +395,18 @@ def _clusters(figures: Figures) -> Iterator[Metric]:
     nodes = [
         ((c.name, kind), float(count))
         for c in clusters
+        for use in (c.node_use,)
         for kind, count in (
-            ("idle", c.nodes.idle),
-            ("ours", c.nodes.used),
-            ("local", c.last_report.background),
-            ("down", c.last_report.down),
+            ("idle", use.idle),
+            ("ours", use.used),
+            ("local", use.local),
+            ("down", use.down),
+            ("withheld", use.withheld),
+            ("unknown", use.unknown),
         )
     ]
-    yield _gauge(
-        "nodes", "Nodes by use: idle, ours (this scheduler), local (local users), down.", nodes, "cluster", "kind"
-    )
+    kinds = "idle, ours (this scheduler), local (local users), down, withheld, unknown (no current report)"
+    yield _gauge("nodes", f"Nodes by use: {kinds}.", nodes, "cluster", "kind")
     for name, (value_of, help) in CLUSTER_GAUGES.items():
         yield _gauge(name, help, [((c.name,), float(value_of(c))) for c in clusters], "cluster")
     commands = [((c.name,), float(figures.outbox.count_open(c.name))) for c in clusters]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from operator import itemgetter
+from typing import Any
 
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.http import Json
@@ -89,9 +90,15 @@ def _cluster_reason(cluster: Json) -> str:
     return text + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
 
 
+def _node_count(name: str) -> Callable[[Json], Any]:
+    """Return the getter of a number of nodes: ``?`` while the uses of a cluster's nodes are unknown."""
+    return lambda cluster: "?" if cluster.get("unknown") else cluster[name]
+
+
 CLUSTERS: Columns = {
-    **{name.upper(): itemgetter(name) for name in ("name", "kind", "state", "total", "idle", "used", "background")},
-    **{name.upper(): itemgetter(name) for name in ("down", "errors")},
+    **{name.upper(): itemgetter(name) for name in ("name", "kind", "state", "total")},
+    **{name.upper(): _node_count(name) for name in ("idle", "used", "background", "down")},
+    "ERRORS": itemgetter("errors"),
     "REASON": _cluster_reason,
 }
 

@@ -201,15 +201,16 @@ def describe_cluster(settings: Settings, grid: GridStatus, data_dir: Path, name:
         details["reported_at"] = cluster.reported_at
         details["versions"] = asdict(cluster.last_report.versions) if cluster.last_report.versions else None
         details["calls"] = [asdict(calls) for calls in cluster.last_report.calls]
+    use = cluster.node_use
     return ClusterRecord(
         name=name,
         kind=section.kind,
         state=str(cluster.state),
         total=cluster.last_report.total,
-        idle=cluster.nodes.idle,
-        used=cluster.nodes.used,
-        background=cluster.last_report.background,
-        down=cluster.last_report.down,
+        idle=use.idle,
+        used=use.used,
+        background=use.local,
+        down=use.down,
         errors=cluster.health.errors,
         reason=cluster.status_text,
         last_heard=cluster.contact.last_heard,
@@ -219,5 +220,7 @@ def describe_cluster(settings: Settings, grid: GridStatus, data_dir: Path, name:
         note=cluster.health.note,
         trials=cluster.health.trials,
         drained=cluster.drained,
+        withheld=use.withheld,
+        unknown=use.unknown,
         details=details,
     )

@@ -1,11 +1,12 @@
 """Small charts of the last hours, as SVG of pure functions; the page has the same values as a table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 
 from markupsafe import Markup, escape
 
+from koalapy.dashboard.pictures import NodeCounts
 from koalapy.model.history import Sample
 
 WIDTH, HEIGHT = 240, 56
@@ -112,12 +113,12 @@ def describe_range(slots: Sequence[Slot], name: str, format_value: Callable[[flo
     return low if low == high else f"{low} to {high}"
 
 
-def use_bar(running: int, claimed: int, local: int, down: int, total: int) -> Markup:
+def use_bar(nodes: NodeCounts) -> Markup:
     """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""
     parts, x = [], 0.0
-    for name, count in (("running", running), ("claimed", claimed), ("local", local), ("down", down)):
-        if count and total:
-            width = 100 * count / total
+    for name, count in asdict(nodes).items():
+        if count and name != "idle":
+            width = 100 * count / nodes.total
             parts.append(f'<rect class="{name}" x="{x:.1f}" width="{width:.1f}" height="8"/>')
             x += width
     head = '<svg class="use-bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from koalapy.daemon.agents.questions import NodeRow
-from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_age, render_time, state_badge
+from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_time, state_badge
 from koalapy.dashboard.rows import ClusterRow, natural_key
 from koalapy.dashboard.tables import (
     Column,
@@ -43,7 +43,7 @@ def _age_cell(row: ClusterRow, now: float) -> str:
         return '<span class="fresh">up to date</span>'
     if row.known_at is None:
         return '<span class="stale">stale: never reported</span>'
-    return f'<span class="stale">stale: {render_age(row.known_at, now)} old</span>'
+    return f'<span class="stale">unknown since {render_time(row.known_at)}</span>'
 
 
 def _resource_manager_cell(row: ClusterRow, now: float) -> str:
@@ -84,6 +84,7 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
         Column("local", "Local users", lambda row: row.nodes.local, lambda row, _: f"{row.nodes.local:,}", "number"),
         Column("down", "Down", lambda row: row.nodes.down, lambda row, _: f"{row.nodes.down:,}", "number"),
         Column("idle", "Idle", lambda row: row.nodes.idle, lambda row, _: f"{row.nodes.idle:,}", "number"),
+        Column("unknown", "Unknown", lambda row: row.nodes.unknown, lambda row, _: f"{row.nodes.unknown:,}", "number"),
         Column(
             "waiting",
             "Waiting jobs",

@@ -50,11 +50,6 @@ class MapCluster:
     nodes: NodeCounts
     is_stale: bool
 
-    @property
-    def used(self) -> int:
-        """Return the number of nodes with jobs of this scheduler or of local users."""
-        return self.nodes.running + self.nodes.claimed + self.nodes.local
-
 
 @dataclass(frozen=True, slots=True)
 class MapLink:
@@ -267,7 +262,8 @@ def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str
         )
         offset += share
     if radius >= 18 and total:
-        parts.append(f'<text class="share" x="{x:.1f}" y="{y + 3.5:.1f}">{100 * cluster.used / total:.0f}%</text>')
+        text = "?" if cluster.nodes.unknown else f"{100 * (cluster.nodes.ours + cluster.nodes.local) / total:.0f}%"
+        parts.append(f'<text class="share" x="{x:.1f}" y="{y + 3.5:.1f}">{text}</text>')
     if name:
         parts.append(f'<text class="name" x="{x:.1f}" y="{y + radius + 13:.1f}">{escape(name)}</text>')
     parts.append("</a>")

@@ -89,24 +89,30 @@ def format_share(count: int, total: int) -> str:
 NODE_SIZE, NODE_GAP, NODE_COLUMNS = 14, 2, 32
 MAX_SQUARES = 512
 """Maximum number of squares. In a larger cluster, each square represents several nodes."""
-LETTERS = {"running": "r", "claimed": "c", "local": "l", "down": "×", "idle": ""}
+LETTERS = {"running": "r", "claimed": "c", "local": "l", "down": "×", "idle": "", "withheld": "w", "unknown": "?"}
 
-STATE_NAMES = {"running": "running", "claimed": "claimed", "local": "of local users", "down": "down", "idle": "idle"}
+STATE_NAMES = {name: name for name in LETTERS} | {"local": "of local users"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Nodes of a cluster by state: running or claimed components, local users' jobs, down, idle."""
+    """Nodes by state: those of ``NodeUse``, with the used ones as running or claimed components."""
 
     running: int = 0
     claimed: int = 0
     local: int = 0
     down: int = 0
     idle: int = 0
+    withheld: int = 0
+    unknown: int = 0
+
+    @property
+    def ours(self) -> int:
+        return self.running + self.claimed
 
     @property
     def total(self) -> int:
-        return self.running + self.claimed + self.local + self.down + self.idle
+        return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
 
 
 def node_grid(counts: NodeCounts, *, stale: bool = False, drained: bool = False) -> Markup:

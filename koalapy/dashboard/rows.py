@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Literal
@@ -242,17 +242,14 @@ class ClusterRow:
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     """Return how many nodes of a cluster are in each state. Nodes of jobs that do not run yet are ``claimed``."""
-    running = min(survey.running[cluster.name], cluster.nodes.used)
-    return NodeCounts(
-        running=running,
-        claimed=cluster.nodes.used - running,
-        local=cluster.last_report.background,
-        down=cluster.last_report.down,
-        idle=max(
-            0,
-            cluster.last_report.total - cluster.nodes.used - cluster.last_report.background - cluster.last_report.down,
-        ),
-    )
+    use = cluster.node_use
+    running = min(survey.running[cluster.name], use.used)
+    return NodeCounts(running, use.used - running, use.local, use.down, use.idle, use.withheld, use.unknown)
+
+
+def sum_counts(rows: Iterable[ClusterRow]) -> NodeCounts:
+    """Return the nodes of several clusters by state."""
+    return NodeCounts(**sum((Counter(asdict(row.nodes)) for row in rows), Counter[str]()))
 
 
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:

@@ -13,6 +13,22 @@ from koalapy.scheduler.cluster_nodes import ClusterNodes
 NO_REPORT_YET = "its agent is connected, and has not told yet what runs there"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """The nodes of a cluster by use, as all pages, answers and metrics count them; each node counts once."""
+
+    idle: int = 0
+    used: int = 0
+    """Nodes that components of this scheduler hold, are promised, or have not released yet."""
+    local: int = 0
+    """Nodes of local users."""
+    down: int = 0
+    withheld: int = 0
+    """Nodes that the resource manager keeps for others or for reservations."""
+    unknown: int = 0
+    """All nodes of a cluster whose last report is outdated: what they do now is not known."""
+
+
 @dataclass(slots=True, eq=False)
 class ClusterStatus:
     """The state of one cluster."""
@@ -61,6 +77,14 @@ class ClusterStatus:
         if not self.nodes.reported:
             return None
         return now if self.outdated_since is None else min(now, self.outdated_since)
+
+    @property
+    def node_use(self) -> NodeUse:
+        """Return how its nodes are used now."""
+        report = self.last_report
+        if not self.nodes.reported or self.outdated_since is not None:
+            return NodeUse(unknown=report.total)
+        return NodeUse(self.nodes.idle, self.nodes.used, report.background, report.down, report.withheld)
 
     # Whether it may be used
 

@@ -41,6 +41,10 @@ class ClusterRecord:
     """Number of failed probations since."""
     drained: Drain | None = None
     """The drain order of an operator, until it is withdrawn."""
+    withheld: int = 0
+    """Nodes that the resource manager keeps for others or for reservations."""
+    unknown: int = 0
+    """Nodes of which nothing is known now; they count in no other number but ``total``."""
     details: dict[str, object] = field(default_factory=dict)
     """Values specific to the kind, such as the directory of a ``local`` cluster."""
 

@@ -14,6 +14,7 @@ from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slot
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
 from koalapy.model.reports import ClusterReport
+from koalapy.scheduler.clusters import NodeUse
 from koalapy.store.database import Database
 from koalapy.store.service_tables import SampleStore
 from tests.daemon_in_process import ServedDaemon
@@ -151,7 +152,7 @@ async def test_local_load_has_gap_while_agent_is_away(tmp_path: Path) -> None:
     )
     grid = SimpleNamespace(clusters=lambda: [north, south], used=0)
     for cluster in grid.clusters():
-        cluster.nodes, cluster.state = SimpleNamespace(used=0), None
+        cluster.node_use = NodeUse()
     engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=0, subscribe=lambda _: None)
     store = SampleStore(Database(open_database(tmp_path / "koala.db")))
     samples = Samples(engine, store, lambda: now[0])

@@ -18,7 +18,7 @@ VISION: dict[str, Matrix] = {
     "without blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
 }
 """Simulation of full colour blindness on linear RGB (Machado, Oliveira and Fernandes 2009, severity 1)."""
-NODE_STATES = ("running", "claimed", "local", "down", "idle")
+NODE_STATES = ("running", "claimed", "local", "down", "idle", "unknown")
 PHASES = ("held", "queued", "placed", "files", "claiming", "claimed", "starting", "running", "stopping")
 MIN_DISTANCE = 0.08
 """Distance of two colours in OKLab; about four just noticeable differences."""

@@ -9,7 +9,6 @@ from math import ceil
 
 from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine
-from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.history import LOAD_SLOT_S, LoadPeriod, LocalLoad, Sample
 from koalapy.model.job import Job, JobState
@@ -100,25 +99,15 @@ class Samples:
 
     def make_sample(self) -> Sample:
         """Return the current use of the grid with the events since the last sample, and reset their counters."""
-        clusters, now = self._engine.queries.grid.clusters(), self._clock()
+        uses, now = [cluster.node_use for cluster in self._engine.queries.grid.clusters()], self._clock()
         started, ended, startup = self._started, self._ended, self._startup_s
         self._started = self._ended = 0
         self._startup_s = 0.0
         return Sample(
             now,
-            ours=sum(cluster.nodes.used for cluster in clusters),
-            local=sum(cluster.last_report.background for cluster in clusters),
-            idle=sum(
-                max(
-                    0,
-                    cluster.last_report.total
-                    - cluster.nodes.used
-                    - cluster.last_report.background
-                    - cluster.last_report.down,
-                )
-                for cluster in clusters
-                if cluster.state is ClusterState.USABLE and cluster.known_at(now) == now
-            ),
+            ours=sum(use.used for use in uses),
+            local=sum(use.local for use in uses),
+            idle=sum(use.idle for use in uses),
             queued=self._engine.stored_queued,
             started=started,
             ended=ended,

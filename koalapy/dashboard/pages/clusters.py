@@ -1,8 +1,7 @@
 """The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import islice
@@ -22,7 +21,17 @@ from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
-from koalapy.dashboard.rows import AlertRow, ClusterRow, SiteUse, Survey, alert_row, cluster_row, natural_key, severity
+from koalapy.dashboard.rows import (
+    AlertRow,
+    ClusterRow,
+    SiteUse,
+    Survey,
+    alert_row,
+    cluster_row,
+    natural_key,
+    severity,
+    sum_counts,
+)
 from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
@@ -217,15 +226,12 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
-        total: Counter[str] = Counter()
-        for row in rows:
-            total.update(asdict(row.nodes))
         keys: dict[str, Callable[[ClusterRow], Value]] = {
             "state": severity,
             "cluster": lambda row: natural_key(row.cluster),
         }
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
-        return ClustersView(q, shown, view, NodeCounts(**total))
+        return ClustersView(q, shown, view, sum_counts(rows))
 
 
 def _add_nodes(dashboard: Dashboard, services: Services) -> None:

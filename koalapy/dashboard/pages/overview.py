@@ -20,6 +20,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
+from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
     ClusterRow,
@@ -30,6 +31,7 @@ from koalapy.dashboard.rows import (
     job_row,
     natural_key,
     severity,
+    sum_counts,
 )
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
@@ -64,13 +66,7 @@ class Overview:
     """Number of operators' recipients of alerts by channel, for operators."""
     queued: int
     active: int
-    nodes: int
-    idle: int
-    """Idle nodes of usable clusters with a current state."""
-    ours: int
-    """Nodes that jobs of this scheduler have or are claiming."""
-    local: int
-    """Nodes of the clusters' local users."""
+    nodes: NodeCounts
     stale: int
     """Number of clusters without a current state."""
     oldest: JobRow | None
@@ -92,7 +88,7 @@ class Overview:
 
 def load_of(row: ClusterRow) -> float:
     """Return the share of a cluster's nodes that are in use."""
-    return (row.nodes.running + row.nodes.claimed + row.nodes.local) / row.total if row.total else 0.0
+    return (row.nodes.ours + row.nodes.local) / row.total if row.total else 0.0
 
 
 def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
@@ -118,7 +114,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
     async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
-        """Return the current state of all clusters; idle nodes of stale reports do not count."""
+        """Return the current state of all clusters; nodes of stale reports are unknown."""
         now = engine.clock()
         samples = await services.samples.read_recent()
         records = services.jobs.list_clusters()
@@ -132,10 +128,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             silenced=silenced,
             queued=engine.stored_queued,
             active=engine.stored_active,
-            nodes=sum(row.total for row in rows),
-            idle=sum(row.nodes.idle for row in rows if row.state == "usable" and not row.stale),
-            ours=sum(row.nodes.running + row.nodes.claimed for row in rows),
-            local=sum(row.nodes.local for row in rows),
+            nodes=sum_counts(rows),
             stale=sum(row.stale for row in rows),
             oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
             slots=slots,
