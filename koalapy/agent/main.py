@@ -35,7 +35,7 @@ from koalapy.model.errors import ConflictError, UsageError
 from koalapy.system.files import SOCKET_NAME as LOGIN_SOCKET
 from koalapy.system.files import make_private_directory, well_known_path
 from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
-from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted
+from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted, split_urls
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ def start_agent(
     ca_file: Path | None,
     embedded: bool = False,
 ) -> None:
-    """Run the agent of a cluster until it is stopped.
+    """Run the agent of a cluster until it is stopped. ``url``: that of the daemon, or several with commas between.
 
     An ``embedded`` agent gets settings and token from the daemon that started it, and also stops when that ends.
     """
@@ -63,7 +63,8 @@ def start_agent(
     if embedded:
         token, settings, trust = read_handover()
     else:
-        check_encrypted(urlsplit(url))
+        for one in split_urls(url):
+            check_encrypted(urlsplit(one))
         config = config or installed_configuration()
         settings, trust = load_settings(config), Trust(ca_file)
         trust.check_files()
@@ -125,12 +126,14 @@ def _settings_of_agent(
     section = settings.clusters[cluster]
     site_settings = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
     site_settings["network"] = settings.local_networks().get(cluster)
+    first_url, *other_urls = split_urls(url) or [url]
     replicas = [Path(path) for path in section.replica_directories]
     has_own_replicas = section.lrm.on_this_host and section.identity != "mapped"
     return AgentSettings(
         cluster=cluster,
         login_sockets=_login_sockets(cluster, section, directory),
-        url=url,
+        url=first_url,
+        other_urls=other_urls,
         token=token,
         trust=trust,
         directory=directory / "spool",
@@ -196,8 +199,8 @@ def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
 
 
 def _own_address(url: str) -> str:
-    """Return this host's address on the route to the daemon. Send nothing."""
-    parts = urlsplit(url)
+    """Return this host's address on the route to the daemon, or the first of several. Send nothing."""
+    parts = urlsplit(url.partition(",")[0])
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         family, kind, _, _, address = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)[0]
@@ -284,7 +287,8 @@ def check_host(
         runner_host, transfer_address = _addresses(section, url)
     except UsageError:
         runner_host, transfer_address = "", section.transfer_address or ""
-    check_encrypted(urlsplit(url))
+    for one in split_urls(url):
+        check_encrypted(urlsplit(one))
     trust = Trust(ca_file)
     trust.check_files()
     agent_settings = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)

@@ -185,10 +185,10 @@ class PlannedStartView(Output):
     """Whether the plan rests on walltimes alone, not on expected run times."""
     clusters: list[str]
     """The clusters of the first plan."""
-    kept: int
-    """Number of earlier planned starts on these clusters that were on time, when this one was planned first."""
-    counted: int
-    """Number of earlier planned starts on these clusters."""
+    earlier_starts: int
+    """Number of earlier planned starts on these clusters, when this one was planned first."""
+    earlier_on_time: int
+    """Number of those that were on time."""
 
 
 STANDING = {

@@ -76,7 +76,9 @@ class Run:
     nonce: str = ""
     """The random part of the component's token; empty: unknown."""
     run_id: str = ""
-    """Distinguishes two starts: the job number of the resource manager, or a process id; empty: unknown."""
+    """Distinguishes two starts: the job number of the resource manager, or a process id; empty: unknown.
+
+    A manager that uses numbers again needs a unique text here."""
     superseded: bool = False
     """Of a claim: whether another component has replaced it."""
     unreachable: bool = False

@@ -199,6 +199,7 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
 
 def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> Run:
     """Return the claim of a component. ``lost``: when and why the daemon gave it up."""
+    unreachable = row["unknown_since"] is not None or lost is not None
     return Run(
         source,
         RunKind.CLAIM,
@@ -208,13 +209,13 @@ def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> R
         row["cluster"],
         row["claimed_at"],
         row["ended_at"],
-        row["state"] in _ENDED_CLAIMS,
+        row["state"] in _ENDED_CLAIMS or unreachable,
         tuple(_from_json(row["hosts"])),
         row["size"],
         nonce=row["nonce"] or "",
         run_id=row["lrm_job"] or "",
         superseded=bool(row["superseded"]),
-        unreachable=row["unknown_since"] is not None or lost is not None,
+        unreachable=unreachable,
         lease_over_at=lost[0] if lost is not None and _LEASE_OVER.search(lost[1]) else None,
     )
 
@@ -349,7 +350,8 @@ def read_spool(folder: Path, cluster: str = "", instance: str = "") -> Iterator[
     of this daemon. Journals hold no times.
     """
     cluster = cluster or folder.parent.name
-    source = Source(f"journals of {cluster}", f"cluster {cluster}", read_at=time.time())
+    now = time.time()
+    source = Source(f"journals of {cluster}", f"cluster {cluster}", since=now, read_at=now)  # the rest is forgotten
     for journal in sorted(folder.glob(f"{instance or '*'}/*/journal")):
         with suppress(ValueError, OSError):
             yield from _read_journal(journal, parse_token(journal.parent.name), cluster, source)

@@ -131,7 +131,8 @@ def check_starts(job: JobEvidence, _: Evidence) -> Results:
     for run in job.runs_of(RunKind.PROGRAM):
         key = (run.source, run.attempt, run.part, run.cluster)
         first = starts.setdefault(key, run)
-        if first is not run and (first.run_id, first.begin) != (run.run_id, run.begin):
+        is_same = first.run_id == run.run_id if first.run_id and run.run_id else first.begin == run.begin
+        if not is_same:  # else it was reported twice
             yield Finding("attempt-once", job.job, run.attempt, f"{run.part} started twice", (str(first), str(run)))
 
 
@@ -162,6 +163,7 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
     if record is None or not record.is_final or record.attempt == 0 or record.array is not None:
         return
     programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
+    programs.sort(key=lambda run: " " in run.part)  # components first
     statements = (str(record), *map(str, programs))
     if record.state == "succeeded" and record.exit_code != 0:
         yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])
@@ -174,18 +176,23 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
     elif record.state == "succeeded" and (failing := [run for run in programs if run.exit_code != 0]):
         text = f"it succeeded, and a program ended with {failing[0].exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, (statements[0], *map(str, failing)))
-    elif all(run.exit_code != record.exit_code for run in programs):
+    elif all(run.exit_code != record.exit_code for run in programs) and _are_all_parts(programs):
         text = f"no program ended with its exit code {record.exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, statements)
 
 
+def _are_all_parts(programs: list[Run]) -> bool:
+    """Return whether exit codes are those of components, or of all ranks: a rank that was killed has none."""
+    return " " not in programs[0].part or len({run.part for run in programs}) == programs[0].size
+
+
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether one source saw all parts of the last attempt end with 0."""
+    """Return whether one source saw all parts of the last attempt end, and the program with 0."""
     claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
-    by_source = _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt))
     return any(
-        all(run.exit_code == 0 for run in runs) and len({run.part for run in runs}) == _count_parts(runs, claims) > 0
-        for runs in by_source.values()
+        {run.exit_code for run in runs} in ({0}, {0, None})
+        and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
+        for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
     )
 
 
@@ -354,7 +361,7 @@ def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
     if not begins:
         return
     begin, first = min(begins, key=lambda entry: entry[0])
-    limit = begin + first.source.tolerance_to(record.source)
+    limit = begin + record.source.tolerance_to(first.source)
     for clause in record.after:
         ends = [(alternative, how, evidence.find_record(alternative)) for alternative, how in clause]
         if any(end is None for _, _, end in ends):

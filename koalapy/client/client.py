@@ -10,13 +10,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
-from koalapy.client.access import Access
+from koalapy.client.access import DEFAULT_URL, Access
 from koalapy.client.errors import CODE_OF_STATUS, Exit, GridError, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Json, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.wording import is_utf8
-from koalapy.system.tls import explain_tls_error
+from koalapy.system.tls import explain_tls_error, split_urls
 
 if TYPE_CHECKING:
     from koalapy.client.node_stream import NodeStream
@@ -32,6 +32,12 @@ LONG_POLL_S = 20.0
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 RETRY_DELAY_S = 0.5
 """Pause before a new connection for a download that broke off."""
+SUBMISSION_PAUSES_S = (0.2, 0.5, 1.0)
+"""Pauses between attempts to submit a job."""
+TAKEOVER_PAUSES_S = (1.0, 2.0, 2.0, 3.0)
+"""Further pauses while a standby daemon takes over."""
+MAX_TURNS = 3
+"""Maximum number of daemons that a request turns to, one after another."""
 MAX_POSITIONS_LENGTH = 48_000
 """Characters of the offsets from which the daemon continues an output; its limit of a URL is 64 KiB."""
 
@@ -73,16 +79,56 @@ class Client:
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
         report: Callable[[str], None] = _print_line,
     ) -> None:
-        """``url``: None for the default daemon; ``report`` prints a line about the cause of a wait."""
+        """``url``: None for the default daemon, several with commas between for an active and standby daemons;
+        ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.timeouts, self.report = False, timeouts, report
+        self._user_token, self._login = token, ("", "")
+        self._urls = split_urls(url or DEFAULT_URL) or [str(url)]
+        """The addresses of all known daemons; the present one is first."""
+        self._use_daemon(self._urls[0] if url else None, access)
+
+    def _use_daemon(self, url: str | None, access: Access | None = None) -> None:
+        """Send the next requests to the daemon at a URL. Raise ``GridError`` if it is invalid."""
         try:
-            self._access = chosen = access or Access(url, token, timeouts=timeouts, report=report)
+            chosen = access or Access(url, self._user_token, timeouts=self.timeouts, report=self.report)
+            if not chosen.token and self._login[0]:  # daemons of one database accept the same logins
+                chosen = Access(url, *self._login, timeouts=self.timeouts, report=self.report)
             self.http = Connection(
-                chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=timeouts
+                chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=self.timeouts
             )
         except ValueError as error:
             raise GridError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
-        self.url = self._access.url
+        self._access, self._login, self.url = chosen, (chosen.token, chosen.ca), chosen.url
+
+    def _connect(self) -> None:
+        """Connect to the first daemon that can be reached. Raise ``CONNECTION_ERRORS`` if none can."""
+        for remaining in range(len(self._urls) - 1, -1, -1):
+            try:
+                self.http.open_connection()
+                return
+            except CONNECTION_ERRORS:
+                if not remaining:
+                    raise
+            self._urls.append(self._urls.pop(0))
+            self._use_daemon(self._urls[0])
+
+    def _follow_standby(self, answer: Answer) -> bool:
+        """Turn to the active daemon that a standby daemon names, or to the next address; return whether there is one.
+
+        The standby daemon has done nothing.
+        """
+        try:
+            problem = answer.json() if answer.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+            active = str(problem["active"]) if problem.get("code") == ProblemCode.DAEMON_STANDBY else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            active = None
+        if active is None:
+            return False
+        self._urls = [*self._urls[1:], self._urls[0]]
+        if active and active != self.url:
+            self._urls = [active, *(url for url in self._urls if url != active)]
+        self._use_daemon(self._urls[0])
+        return len(self._urls) > 1
 
     def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
         """Send a GET request. ``patient``: wait for the response without a timeout. Omit empty values of the query."""
@@ -113,7 +159,7 @@ class Client:
     def _post_with_retries(self, path: str, body: Json, key: str) -> Json:
         """Send a submission, and retry it with the same key while the daemon is briefly unreachable."""
         headers = {"Idempotency-Key": key}
-        for pause in (0.2, 0.5, 1.0):
+        for pause in SUBMISSION_PAUSES_S if len(self._urls) == 1 else (*SUBMISSION_PAUSES_S, *TAKEOVER_PAUSES_S):
             try:
                 return self.post(path, body, headers)
             except GridError as error:
@@ -298,9 +344,10 @@ class Client:
         """Open a terminal on a node of a job, or a stream to its program's standard input; ``query``: as in REST."""
         from koalapy.client.node_stream import StreamRejected, connect_stream
 
-        access = self._access
-        for is_first in (True, False):
+        for turn in range(MAX_TURNS):
             try:
+                self._connect()
+                access = self._access
                 stream = connect_stream(
                     access.parts,
                     f"/api/v1/jobs/{job}/{kind}",
@@ -313,11 +360,12 @@ class Client:
                 return stream
             except StreamRejected as rejection:
                 is_unauthorized = rejection.answer.status == HTTPStatus.UNAUTHORIZED
-                if not (is_unauthorized and is_first and self._renew_login()):
+                is_renewed = is_unauthorized and turn == 0 and self._renew_login()
+                if turn == MAX_TURNS - 1 or not (is_renewed or self._follow_standby(rejection.answer)):
                     raise self._rejection_error(rejection.answer) from None
             except CONNECTION_ERRORS as error:
                 raise self._unreachable_error(error) from error
-        raise AssertionError("the second attempt returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def has_bundle(self, bundle: str) -> bool:
         """Return whether the daemon stores the archive of this SHA-256. If so, the daemon extends its lifetime."""
@@ -349,16 +397,20 @@ class Client:
         """
         began = False
         try:
-            for is_first in (True, False):
+            for turn in range(MAX_TURNS):
+                self._connect()
                 with self.http.stream_response(path, query=query, timeout=timeout, headers=headers) as (
                     status,
                     response_headers,
                     pieces,
                 ):
-                    if status == HTTPStatus.UNAUTHORIZED and is_first and self._renew_login():
+                    if status == HTTPStatus.UNAUTHORIZED and turn == 0 and self._renew_login():
                         continue
                     if status >= HTTPStatus.BAD_REQUEST:
-                        raise self._rejection_error(Answer(status, response_headers, b"".join(pieces)))
+                        answer = Answer(status, response_headers, b"".join(pieces))
+                        if turn < MAX_TURNS - 1 and self._follow_standby(answer):
+                            continue
+                        raise self._rejection_error(answer)
                     began = self.has_answered = True
                     if answered is not None:
                         answered.update((name.lower(), value) for name, value in response_headers.items())
@@ -377,9 +429,15 @@ class Client:
         """
         try:
             options["query"] = {k: v for k, v in options.get("query", {}).items() if v not in (None, "", [], ())}
-            answer = self.http.send_request(method, path, timeout=timeout, **options)
-            if answer.status == HTTPStatus.UNAUTHORIZED and self._renew_login(options.get("content")):
+            for _ in range(MAX_TURNS):
+                self._connect()
                 answer = self.http.send_request(method, path, timeout=timeout, **options)
+                if answer.status == HTTPStatus.UNAUTHORIZED and self._renew_login(options.get("content")):
+                    answer = self.http.send_request(method, path, timeout=timeout, **options)
+                if not self._follow_standby(answer):
+                    break
+                if (content := options.get("content")) is not None:
+                    content.seek(0)
         except CONNECTION_ERRORS as error:
             raise self._unreachable_error(error) from error
         except UnicodeEncodeError as error:
@@ -414,7 +472,8 @@ class Client:
             message = f"the daemon at {self.url} is still starting"
             return GridError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
-        return GridError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
+        others = f", nor at {' and '.join(map(str, self._urls[1:]))}" if len(self._urls) > 1 else ""
+        return GridError(f"no daemon answers at {self.url}{others} ({error})", Exit.UNREACHABLE, hint)
 
     def _rejection_error(self, answer: Answer) -> GridError:
         """Convert an error response to an error for the user; for status 401 advise on the token."""

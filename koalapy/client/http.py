@@ -167,6 +167,10 @@ class Connection:
             else:
                 connection.close()
 
+    def open_connection(self) -> None:
+        """Make sure that there is a connection. Raise ``CONNECTION_ERRORS`` if the daemon cannot be reached."""
+        self._idle.append(self._take_connection())
+
     def _take_connection(self) -> http.client.HTTPConnection:
         """Return an idle connection that the daemon has not closed or written to, or a new one."""
         while self._idle:

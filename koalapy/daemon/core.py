@@ -31,6 +31,7 @@ from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
 from koalapy.scheduler.queue.promises import MAX_PAST_STARTS
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.store.database import NEW_CLAIM, Claim
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
@@ -44,15 +45,18 @@ RELAY_SECRET_FILE = "relay.key"
 class Core:
     """The parts of a daemon that its services share."""
 
-    def __init__(self, settings: Settings, policies: Registry, data_dir: Path) -> None:
-        """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database."""
+    def __init__(self, settings: Settings, policies: Registry, data_dir: Path, claim: Claim | None = NEW_CLAIM) -> None:
+        """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database.
+
+        Without a ``claim`` the database is only read, and the engine may not be run.
+        """
         self.settings, self.data_dir = settings, data_dir
         self.run_id = make_nonce()
         """Identifies this daemon run among those of the same database."""
         output = OutputStore(data_dir / "output", settings.output_limit)
         numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
         database = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
-        self.stores = stores = open_stores(database, output, time.time, numbers)
+        self.stores = stores = open_stores(database, output, time.time, numbers, claim)
         self.start_alerts = numbers.alerts
         """What was wrong with the stored data when the daemon started."""
         self.clock = clock = steady_clock()
@@ -62,7 +66,7 @@ class Core:
         self.people = beginning.people
         self.record: Record | None = None
         scheduler: Scheduler | RecordedScheduler
-        if settings.record.enabled:
+        if settings.record.enabled and claim is not None:
             self.record = Record(data_dir / "record", settings.record, settings.disks, beginning)
             scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, self.record.queue_step)
         else:
@@ -96,6 +100,7 @@ class Core:
             find_relay=self.relays.plan_job,
             instruments=instruments,
         )
+        self.engine.database.is_lease_shared = not stores.jobs.database.is_sqlite
         self.engine.subscribe(self.relays.note_job)
 
 

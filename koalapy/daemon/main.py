@@ -30,9 +30,11 @@ from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import FILES_WANTED, SHUTDOWN_GRACE, Connections, HttpServer
 from koalapy.daemon.services import Services
+from koalapy.daemon.standby import Standby, check_database, own_url, url_of
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
+from koalapy.store.database import Claim
 from koalapy.store.sql import JobStore
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
@@ -47,9 +49,12 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
-    host: str, port: int, data_dir: Path, config: Path | None, options: ServerOptions, announce: Callable[[str], None]
+    host: str, port: int, data_dir: Path, config: Path | None, options: ServerOptions, announce: Callable[..., None]
 ) -> None:
-    """Run a daemon until a signal ends it. Port 0 takes any free one; ``announce`` is called with the URL."""
+    """Run a daemon until a signal ends it. Port 0 takes any free one.
+
+    ``announce`` is called with the URL, and for a daemon that stands by also with the active one.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
     settings = options.apply_to(load_settings(config))
@@ -82,7 +87,17 @@ def serve(
 
     try:
         uvloop.run(
-            run(settings, load_policies(), host, port, make_data_directory, umask, collect_and_announce, manager)
+            run(
+                settings,
+                load_policies(),
+                host,
+                port,
+                make_data_directory,
+                umask,
+                collect_and_announce,
+                manager,
+                announce if options.standby else None,
+            )
         )
     finally:
         # No other daemon has used the directory, since this one held the lease.
@@ -99,21 +114,63 @@ async def run(
     umask: int,
     announce: Callable[[str], None],
     manager: ServiceManager,
+    announce_standby: Callable[[str, str], None] | None = None,
 ) -> None:
     """Build the parts of a daemon and run it until a signal ends it; ``umask`` is that of embedded agents.
 
-    The data directory is made once settings and address are valid.
+    The data directory is made once settings and address are valid. With ``announce_standby``, which is called with the
+    URL and the active daemon, stand by while another daemon holds the lease.
     """
     check_settings(settings)
+    if announce_standby is not None:
+        check_database(settings)
     listener = bind_listener(host, port, settings)
     data_dir = make_data_directory()
     certificate = load_certificate(settings, data_dir)
-    core = Core(settings, policies, data_dir)
-    connections = Connections(raise_file_limit(FILES_WANTED))
+    active = ActiveDaemon(settings, policies, host, data_dir, certificate, umask, announce, manager)
     with own_access(data_dir, listener, certificate) as own_token:
+        if announce_standby is None:
+            await active.run(own_token, listener, Claim(own_url(settings, listener, certificate)))
+            return
+        while True:
+            standby = Standby(settings, policies, host, data_dir, certificate, own_token, manager, announce_standby)
+            claim = await standby.run(listener)
+            if claim is None:
+                return
+            try:
+                if not await active.run(own_token, listener.dup(), claim):
+                    return
+            except (ConflictError, LeaseLost) as error:
+                log.warning("another daemon has the lease: this one stands by", action="stands-by", reason=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveDaemon:
+    """What does not change when a standby daemon becomes active again and again."""
+
+    settings: Settings
+    policies: Registry
+    host: str
+    data_dir: Path
+    certificate: Certificate | None
+    umask: int
+    announce: Callable[[str], None]
+    manager: ServiceManager
+
+    async def run(self, own_token: str, listener: socket.socket, claim: Claim) -> bool:
+        """Take the lease and serve until a signal ends the daemon. Return whether it ended by losing the lease.
+
+        Raise ``ConflictError`` if another daemon has the lease.
+        """
+        settings, certificate = self.settings, self.certificate
+        core = Core(settings, self.policies, self.data_dir, claim)
+        connections = Connections(raise_file_limit(FILES_WANTED))
         services = Services(core, own_token, certificate)
         await services.logins.revoke_outdated()
-        app = build_application(core, services, host, connections.max_requests)
+        app = build_application(core, services, self.host, connections.max_requests)
+        agents = build_embedded_agents(
+            settings, services.agent_tokens, self.data_dir, self.umask, core.engine, certificate
+        )
         daemon = Daemon(
             core.engine,
             core.stores.jobs,
@@ -121,11 +178,11 @@ async def run(
             trust_proxies(app, settings, certificate),
             listener,
             connections,
-            build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
-            announce,
+            agents,
+            self.announce,
             services.list_duties(),
             certificate,
-            manager,
+            self.manager,
             lambda: services.health.check_readiness().status,
             core.audit.give_up,
         )
@@ -137,6 +194,7 @@ async def run(
             await services.health.check_disks()
             await core.engine.instruments.measure_size(core.stores.history.size)
             await daemon.run()
+            return core.engine.database.lease_lost
         finally:
             relaying.cancel()
             await services.network.stop()
@@ -175,9 +233,7 @@ class Daemon:
 
     def _announce_start(self) -> None:
         """Start what needs the daemon's address: embedded agents, service manager and watchdog."""
-        host, port = self.listener.getsockname()[:2]
-        scheme = "http" if self.certificate is None else "https"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        url = url_of(self.listener, self.certificate)
         self.announce(url)
         self.agents.start(url)
         log.info("the daemon serves", action="daemon-serves", url=url, version=__version__, epoch=self.engine.epoch)

@@ -41,6 +41,8 @@ class ServerOptions:
     tls_key: Path | None = None
     behind_proxy: str | None = None
     """Addresses and networks of proxies, separated by commas."""
+    standby: bool = False
+    """Whether to stand by while another daemon holds the lease."""
 
     def apply_to(self, settings: Settings) -> Settings:
         """Return the settings with these options. Raise ``UsageError`` for an invalid proxy."""

@@ -83,6 +83,7 @@ class ProblemCode(StrEnum):
     STORE_UNAVAILABLE = "store-unavailable", 503, "the database does not answer"
     DATABASE_DAMAGED = "database-damaged", 503, "the database cannot be read"
     DAEMON_REPLACED = "daemon-replaced", 503, "another daemon has taken over the database"
+    DAEMON_STANDBY = "daemon-standby", 503, "the daemon stands by for another one; `active` is that one's address"
     NOT_READY = "not-ready", 503, "the daemon takes no jobs now, or does not answer"
     OVERLOADED = "overloaded", 503, "the daemon serves as many requests as it can"
     STORAGE_FULL = "storage-full", 507, "there is no room for what was sent"

@@ -10,7 +10,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -27,10 +28,11 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.model.job_search import LITERAL_STAR
@@ -45,6 +47,9 @@ POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
 LOCK_TIMEOUT_S = 10.0
 """Seconds that a transaction waits for those of this process that came before, also on a busy machine."""
+HOLDER_LOCK = 0x6B6F616C
+"""First number of the advisory lock of the lease's holder; the second is the epoch."""
+_TRY_LOCK = text("select pg_try_advisory_lock(:kind, :epoch)")
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
 _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
@@ -88,6 +93,51 @@ class FairLock:
                     self._is_held = False
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How a daemon takes the lease."""
+
+    address: str = ""
+    """The URL at which it serves, for the clients of standby daemons."""
+    dead: float | None = None
+    """The expiry of a lease whose holder has ended or hangs; it may be taken unless it was renewed since."""
+
+
+NEW_CLAIM = Claim()
+
+
+class HolderSession:
+    """A session of a PostgreSQL server with a lock that tells standby daemons that the holder of the lease lives.
+
+    The server drops the lock as soon as the process has ended in any way (``store/standby.py``).
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._epoch = 0
+
+    def hold_lock(self, epoch: int) -> None:
+        """Lock the epoch of the lease, unless that is done. After a failure the next call tries again."""
+        try:
+            if self._connection is None:
+                self._connection, self._epoch = self._engine.connect(), 0
+                self._connection.execution_options(isolation_level="AUTOCOMMIT")
+            if epoch == self._epoch:
+                self._connection.execute(text("select 1"))
+            elif self._connection.execute(_TRY_LOCK, {"kind": HOLDER_LOCK, "epoch": epoch}).scalar_one():
+                self._epoch = epoch
+        except SQLAlchemyError:
+            self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with suppress(SQLAlchemyError):
+                self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+
+
 class Lease:
     """A lease that this process holds until ``release``. Every writing transaction checks it."""
 
@@ -97,8 +147,9 @@ class Lease:
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
         check_files: Callable[[], None] = lambda: None,
+        claim: Claim | None = NEW_CLAIM,
     ) -> None:
-        """Take the lease. Raise ``ConflictError`` if another daemon holds it.
+        """Take the lease. Raise ``ConflictError`` if another daemon holds it. Without a ``claim`` only read it.
 
         ``check_files`` raises ``StoreUnavailable`` if the database files were removed or replaced, so that writes would
         be lost.
@@ -112,10 +163,20 @@ class Lease:
         self._rising = 0
         """The epoch (number of the lease's holder) that ``raise_epoch`` is writing, which may already be stored."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
-        odd = self._try_to_acquire()
+        self._session: HolderSession | None = None
+        self.instance: str
+        if claim is None:
+            with engine.connect() as connection:
+                self.instance, self.epoch = connection.execute(select(lease.c.instance)).scalar_one(), 0
+            return
+        self._address = claim.address
+        odd = self._try_to_acquire(claim.dead)
         if odd is not None:
             self._watch_lease(odd, sleep)
             self._try_to_acquire(dead=odd)
+        if engine.dialect.name == "postgresql":
+            self._session = HolderSession(engine)
+            self._session.hold_lock(self.epoch)
 
     def _try_to_acquire(self, dead: float | None = None) -> float | None:
         try:
@@ -138,7 +199,7 @@ class Lease:
                 return None
             expiry: float = row["expires_at"]
             self.last_commit = row["epoch"], row["batch"]
-            if expiry > now and expiry != dead and _may_live(row["holder"]):
+            if expiry > now and expiry != dead and may_live(row["holder"]):
                 if expiry > now + LEASE_SECONDS and dead is None:
                     return expiry
                 raise _conflict_error(row["holder"])
@@ -164,7 +225,13 @@ class Lease:
                 raise _conflict_error(row["holder"])
 
     def _lease_values(self, now: float) -> dict[str, object]:
-        return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS, "batch": 0}
+        return {
+            "epoch": self.epoch,
+            "holder": self.holder,
+            "address": self._address,
+            "expires_at": now + LEASE_SECONDS,
+            "batch": 0,
+        }
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -228,11 +295,17 @@ class Lease:
         with self._checked_transaction() as connection:
             self._check_lease(connection, to_change=True)
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
+        if self._session is not None:
+            self._session.hold_lock(self.epoch)
 
     def release(self) -> None:
         """Set the lease to expired, so that the next daemon starts at once."""
         with self._checked_transaction() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
 
 
 def current_holder(engine: Engine, now: float) -> str:
@@ -241,7 +314,7 @@ def current_holder(engine: Engine, now: float) -> str:
         if not inspect(connection).has_table(lease.name):
             return ""
         row = connection.execute(select(lease.c.holder, lease.c.expires_at)).first()
-    if row is None or row.expires_at <= now or not _may_live(row.holder):
+    if row is None or row.expires_at <= now or not may_live(row.holder):
         return ""
     return str(row.holder.rsplit(":", 1)[0])
 
@@ -249,7 +322,7 @@ def current_holder(engine: Engine, now: float) -> str:
 def _conflict_error(holder: str) -> ConflictError:
     return ConflictError(
         f"another daemon ({holder.rsplit(':', 1)[0]}) serves this database",
-        hint="end it first, or give this one its own --data-dir",
+        hint="end it first, or give this one its own --data-dir; with PostgreSQL, --standby waits to take over from it",
     )
 
 
@@ -262,7 +335,7 @@ def _boot_of(pid: int) -> str:
         return ""
 
 
-def _may_live(holder: str) -> bool:
+def may_live(holder: str) -> bool:
     """Return whether the holder may still run. Only a process on this machine can be known to have ended."""
     host, pid, boot = holder.rsplit(":", 2)
     return host != socket.gethostname() or _boot_of(int(pid)) == boot
@@ -284,13 +357,18 @@ class Database:
     """
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        claim: Claim | None = NEW_CLAIM,
     ) -> None:
+        """``claim``: how to take the lease; None: the database is only read, and each write raises ``LeaseLost``."""
         self.engine = engine
         self._reader = reading(engine)
         with unavailable_is_known():
             self._files = open_files_of(engine)
-            self.lease = Lease(writing(engine), clock, sleep, self.check_files)
+            self.lease = Lease(writing(engine), clock, sleep, self.check_files, claim)
 
     @property
     def is_sqlite(self) -> bool:
@@ -302,6 +380,7 @@ class Database:
             self._files.check()
 
     def close(self) -> None:
+        self.lease.close()
         self.engine.dispose()
         if self._files is not None:
             self._files.close()

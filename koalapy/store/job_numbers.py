@@ -92,11 +92,7 @@ class JobNumbers:
         """
         path = self._path.with_name(LOSS_FILE)
         loss: dict[str, Any] | None = None
-        try:
-            match = _COMMIT.fullmatch(self._path.with_name(COMMIT_FILE).read_bytes())
-        except OSError:
-            match = None
-        committed = (int(match[1]), int(match[2])) if match else (0, 0)
+        committed = recorded_commit(self._path.parent)
         highest = max((_highest_in_folder(folder) for folder in self._folders), default=0)
         if stored < committed or stored_job < highest:
             cause = "the database lacks changes that it had acknowledged"
@@ -125,11 +121,16 @@ class JobNumbers:
             self.alerts.append(alert)
 
     def note_commit(self, commit: Commit) -> None:
-        """Record a commit after it is stored. A failure of the machine may lose it, which causes no alert."""
+        """Record a commit after it is stored. A failure of the machine may lose it, which causes no alert.
+
+        The first one is synced, so that standby daemons see it on a shared file system.
+        """
         with suppress(OSError):
-            if self._commits < 0:
+            if is_first := self._commits < 0:
                 self._commits = open_owner_only(str(self._path.with_name(COMMIT_FILE)), os.O_RDWR | os.O_CREAT)
             os.pwrite(self._commits, b"%020d %020d\n" % commit, 0)
+            if is_first:
+                os.fsync(self._commits)
 
     def give(self, job: JobId) -> None:
         """Record that a number is used. Raise ``StoreUnavailable`` if the file cannot be written."""
@@ -168,6 +169,15 @@ class JobNumbers:
         os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)
         if sync:
             os.fsync(self._file)
+
+
+def recorded_commit(folder: Path) -> Commit:
+    """Return the last commit that a daemon recorded in its data directory; zeros without one."""
+    try:
+        match = _COMMIT.fullmatch((folder / COMMIT_FILE).read_bytes())
+    except OSError:
+        match = None
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def recorded_numbers(path: Path, *, used_only: bool = False) -> JobId:

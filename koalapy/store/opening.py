@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine, text
 from koalapy.model.errors import UsageError
 from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
-from koalapy.store.database import Database
+from koalapy.store.database import NEW_CLAIM, Claim, Database
 from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
 from koalapy.store.history import HistoryStore
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.output import OutputStore
-from koalapy.store.records import Saved
+from koalapy.store.records import NOTHING_SAVED, Saved
 from koalapy.store.service_tables import (
     AlertMarkStore,
     FileStore,
@@ -109,24 +109,32 @@ class Stores:
 
 
 def open_stores(
-    url: str, output: OutputStore, clock: Callable[[], float] = time.time, job_numbers: JobNumbers | None = None
+    url: str,
+    output: OutputStore,
+    clock: Callable[[], float] = time.time,
+    job_numbers: JobNumbers | None = None,
+    claim: Claim | None = NEW_CLAIM,
 ) -> Stores:
-    """Migrate the database, open the stores and take the lease.
+    """Migrate the database, open the stores and take the lease. Without a ``claim`` only open them for reading.
 
     With a database in memory, job numbers start at 1. Raise ``UsageError`` for an invalid URL, and ``ConflictError`` if
     another daemon holds the lease.
     """
     engine = make_engine(url)
+    if claim is None:
+        return stores_in_database(Database(engine, clock, claim=None), output, is_read_only=True)
     migrate(engine)
-    return stores_in_database(Database(engine, clock), output, None if url == MEMORY else job_numbers)
+    return stores_in_database(Database(engine, clock, claim=claim), output, None if url == MEMORY else job_numbers)
 
 
-def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:
-    """Return the stores of a migrated database."""
+def stores_in_database(
+    database: Database, output: OutputStore, job_numbers: JobNumbers | None = None, *, is_read_only: bool = False
+) -> Stores:
+    """Return the stores of a migrated database. Those that are only read have no saved state."""
     jobs = JobStore(database, job_numbers)
     return Stores(
         jobs,
-        jobs.load(),
+        NOTHING_SAVED if is_read_only else jobs.load(),
         FileStore(database),
         MeasurementStore(database),
         AdviceStore(database),

@@ -168,6 +168,9 @@ class Saved:
     """Number of scans so far of each placement queue."""
 
 
+NOTHING_SAVED = Saved((), (), (), 1)
+
+
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
     """A piece of a component's output, ``offset`` bytes from its first; ``missing`` bytes before it are not there."""

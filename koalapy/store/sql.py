@@ -280,6 +280,7 @@ class JobStore:
             self._plans = PlansInUse(commands)
             if self._job_numbers is not None:
                 self._job_numbers.find_lost_changes(self._lease.last_commit, last)
+                self._job_numbers.note_commit((self._lease.epoch, 0))
             return Saved(
                 tuple(jobs),
                 commands,

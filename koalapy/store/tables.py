@@ -396,6 +396,7 @@ lease = Table(
     Column("expires_at", Float, nullable=False),
     Column("batch", BigId, nullable=False, server_default="0"),
     Column("last_job", BigId, nullable=False, server_default="0"),
+    Column("address", Plain(300), nullable=False, server_default=""),
 )
 
 replicas = Table(

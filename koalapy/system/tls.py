@@ -55,6 +55,11 @@ def is_this_machine(host: str) -> bool:
         return False
 
 
+def split_urls(text: str) -> list[str]:
+    """Return the URLs of a setting: one, or several with commas between."""
+    return [url.strip() for url in text.split(",") if url.strip()]
+
+
 def check_encrypted(url: SplitResult) -> None:
     """Raise ``UsageError`` if a token would be sent over a network unencrypted."""
     if url.scheme != "https" and not is_this_machine(url.hostname or ""):

@@ -65,7 +65,7 @@ def test_read_database_with_running_job_yields_its_claims(stores: Stores, tmp_pa
         "5eed",
         "7",
     )
-    assert (second.superseded, second.unreachable, second.has_ended) == (True, True, False)
+    assert (second.superseded, second.unreachable, second.last_moment) == (True, True, None)
     assert (third.begin, third.has_ended) == (None, True)
     assert [(fact.key, fact.job) for fact in facts_of(tmp_path, Submission)] == [("key", 7)]
 

@@ -237,6 +237,14 @@ def test_find_violations_with_planted_fault_finds_it(name: str, seed: int) -> No
     assert rule in {finding.rule for finding in findings}, [str(finding) for finding in findings]
 
 
+def test_program_that_an_agent_reports_again_is_one_start() -> None:
+    """A daemon that is killed before its commit hears of the same end again."""
+    facts = History(3).facts
+    for run in find_runs(facts, RunKind.PROGRAM):
+        facts.append(replace(run, begin=run.end + 7.0, end=run.end + 7.0))
+    assert "attempt-once" not in {finding.rule for finding in find_violations(facts)}
+
+
 def test_each_rule_has_a_planted_fault_and_a_description() -> None:
     rules = {**JOB_RULES, **GRID_RULES}
     assert {rule for rule, _ in FAULTS.values()} == rules.keys()

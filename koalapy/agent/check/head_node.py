@@ -22,7 +22,7 @@ from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.agent.lrm.script import open_mpi_here
 from koalapy.agent.transfers.exports import RSYNC
-from koalapy.model.errors import SiteError
+from koalapy.model.errors import ProblemCode, SiteError
 from koalapy.relay.client import MAX_LINE
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.files import DIRECTORY, open_socket_folder
@@ -300,20 +300,28 @@ def _login_folder_problem(folder: Path) -> str:
 
 
 async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Finding]:
-    """Check that the daemon answers, and that it accepts the agent's token. A connected agent is not disturbed."""
-    url = settings.url.rstrip("/")
+    """Check that each daemon answers, and that it accepts the agent's token. A connected agent is not disturbed."""
+    return [
+        finding for url in settings.urls for finding in await _check_daemon_at(url.rstrip("/"), settings, own_token)
+    ]
+
+
+async def _check_daemon_at(url: str, settings: AgentSettings, own_token: bool) -> list[Finding]:
+    """Check the daemon at a URL. A standby daemon accepts no agents, so that its token is not checked."""
     try:
         # As the agent itself, which uses no proxy.
         verified = settings.trust.create_context()
         async with httpx2.AsyncClient(timeout=DAEMON_TIMEOUT_S, trust_env=False, verify=verified) as http:
             health = _read_object(await http.get(f"{url}/healthz"))
+            if health.get("code") == ProblemCode.DAEMON_STANDBY:
+                return [Finding("daemon", True, f"{url}: {health['detail']}")]
             if health.get("status") in WRONG_URL_STATUSES and "detail" in health:
                 return [Finding("daemon", False, f"{url}: {health['detail']}", str(health.get("hint", "")))]
             if "version" not in health:
                 hint = "give the daemon's URL with --url"
                 return [Finding("daemon", False, f"the server at {url} is not a koala daemon", hint)]
             daemon = Finding("daemon", True, f"koalapy {health['version']} at {url}")
-            return [daemon, await _check_token(http, settings, own_token=own_token)]
+            return [daemon, await _check_token(http, url, settings, own_token=own_token)]
     except (httpx2.TransportError, httpx2.InvalidURL, OSError, ValueError) as error:
         reason, hint = str(error) or type(error).__name__, "start it with koala serve, or give its URL with --url"
         try:
@@ -329,7 +337,7 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
         return [Finding("daemon", False, f"no daemon answers at {url} ({reason})", hint)]
 
 
-async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own_token: bool) -> Finding:
+async def _check_token(http: httpx2.AsyncClient, url: str, settings: AgentSettings, *, own_token: bool) -> Finding:
     """Check that the daemon accepts the agent's token. ``own_token``: the daemon starts this agent and gives it one."""
     if not settings.token:
         if own_token:
@@ -337,7 +345,7 @@ async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own
         hint = f"set it to the value of clusters.{settings.cluster}.token in the daemon's configuration"
         return Finding("agent's token", False, "KOALA_AGENT_TOKEN is not set", hint)
     headers = {"Authorization": f"Bearer {settings.token}"}
-    answer = await http.get(settings.endpoint.replace("ws", "http", 1), headers=headers)
+    answer = await http.get(settings.endpoint_of(url).replace("ws", "http", 1), headers=headers)
     if answer.is_success:
         return Finding("agent's token", True, f"is accepted for an agent of {settings.cluster}")
     problem = _read_object(answer)

@@ -102,7 +102,8 @@ class Agent:
         self._spool = Spool(settings.directory, self._secrets.secret_of_token)
         self._address_file = settings.address_file
         disk_synced, hello = self._spool.disk_sync.wait_synced, self._make_hello
-        self._uplink = Uplink(settings.endpoint, settings.token, hello, disk_synced, settings.trust, clock)
+        endpoint, *others = map(settings.endpoint_of, settings.urls)
+        self._uplink = Uplink(endpoint, settings.token, hello, disk_synced, settings.trust, clock, others)
         live: dict[str, Component] = {}
         self._monitor = LrmMonitor(lrm, live, settings.poll_interval, timeouts, clock)
         self._reporter = Reporter(self._uplink, self._monitor, live, clock, Versions(agent=koalapy.__version__))
@@ -386,6 +387,8 @@ class Agent:
                 "its database was restored from an older copy, or a second daemon runs"
             )
         self._welcomed = True
+        if self._settings.other_urls:
+            self._files.use_daemon(self._settings.urls[self._uplink.position])
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
         self._leases.on_welcome()

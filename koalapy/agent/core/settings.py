@@ -200,6 +200,8 @@ class AgentSettings(SiteSettings):
     disks: DiskLimits = field(default_factory=DiskLimits)
     login_sockets: Sequence[Path] = ()
     """Sockets for users of this host. The agent listens on the first that it may create."""
+    other_urls: Sequence[str] = ()
+    """URLs of standby daemons."""
     trust: Trust = field(default_factory=Trust)
     """How the daemon's certificate is verified, if it uses TLS."""
 
@@ -220,8 +222,12 @@ class AgentSettings(SiteSettings):
         return (self.accounts_directory or self.directory) / "agent.json"
 
     @property
-    def endpoint(self) -> str:
-        scheme, _, address = self.url.rstrip("/").partition("://")
+    def urls(self) -> Sequence[str]:
+        return (self.url, *self.other_urls)
+
+    def endpoint_of(self, url: str) -> str:
+        """Return where the agent connects to the daemon at a URL."""
+        scheme, _, address = url.rstrip("/").partition("://")
         return f"{scheme.replace('http', 'ws', 1)}://{address}/api/v1/agents/{self.cluster}/connect"
 
 

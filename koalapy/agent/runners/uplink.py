@@ -6,7 +6,7 @@ It reconnects after every break, and sends messages in order and in batches.
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ log = structlog.get_logger()
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
 """Messages."""
+OPEN_TIMEOUT = 10.0
+"""Seconds for a daemon to accept a connection."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
 """Seconds. Pings detect a daemon whose host has failed, since its connections are never closed."""
 MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
@@ -46,11 +48,17 @@ class Uplink:
         synced: Callable[[], Awaitable[None]] | None = None,
         trust: Trust = SYSTEM_TRUST,
         clock: Clock = SYSTEM_CLOCK,
+        other_urls: Sequence[str] = (),
     ) -> None:
-        """Set up. ``synced`` is awaited before each batch, so that reported events are on the disk."""
+        """Set up. ``synced`` is awaited before each batch, so that reported events are on the disk.
+
+        ``other_urls``: those of standby daemons, which are tried in turn.
+        """
         self._trust, self._clock = trust, clock
         self._synced = synced
-        self._url, self._token, self._hello = url, token, hello
+        self._urls, self.position = (url, *other_urls), 0
+        """The addresses of all daemons, and the index of the present or next one."""
+        self._token, self._hello = token, hello
         self._queue: list[wire.FromAgent] = []
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -58,6 +66,10 @@ class Uplink:
         self.online_since = float("-inf")
         """Start of the current or last connection (monotonic)."""
         self._complained = self._welcomed = False
+
+    @property
+    def _url(self) -> str:
+        return self._urls[self.position]
 
     def send_soon(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
         """Queue a message. Drop it without a connection, since the inventory contains its information."""
@@ -70,7 +82,7 @@ class Uplink:
 
     async def keep_connected(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
         """Stay connected until cancelled; call ``lost`` after every break."""
-        pause = MIN_RECONNECT_PAUSE
+        pause, failures = MIN_RECONNECT_PAUSE, 0
         while True:
             self._welcomed = False
             try:
@@ -82,6 +94,7 @@ class Uplink:
                     compression=None,
                     max_size=MAX_FRAME_SIZE,
                     proxy=None,
+                    open_timeout=OPEN_TIMEOUT,
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
                 ) as socket:
@@ -94,7 +107,12 @@ class Uplink:
                 self._queue.clear()
                 lost()
             if self._welcomed:  # back off while the daemon rejects the agent
-                pause = MIN_RECONNECT_PAUSE
+                pause, failures = MIN_RECONNECT_PAUSE, 0
+            else:
+                failures += 1
+                self.position = (self.position + 1) % len(self._urls)
+                if failures % len(self._urls):
+                    continue  # the other daemons at once
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # agents must not reconnect all at once
             pause = min(MAX_RECONNECT_PAUSE, pause * 2)
 

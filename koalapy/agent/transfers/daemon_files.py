@@ -40,9 +40,9 @@ class DaemonBusy(SiteUnavailable):
     """The daemon answers, but cannot serve the request now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DaemonFiles:
-    """The daemon's file routes, for one agent.
+    """The daemon's file routes, for one agent. ``url`` changes when a standby daemon takes over.
 
     All methods block. They raise ``SiteUnavailable`` if the daemon cannot be reached, ``SiteRejected`` if it rejects
     the request, ``OSError`` for local files.

@@ -326,7 +326,7 @@ class ComponentFiles:
     ) -> None:
         self._exports, self._reporter, self._folders = exports, reporter, folders
         reporter.on_ended.append(self.on_component_ended)
-        daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
+        self._daemon_files = daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         means = TransferTools(
             cluster=settings.cluster,
             replicas=exports.replicas,
@@ -342,6 +342,10 @@ class ComponentFiles:
         )
         self._taking_back: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
+
+    def use_daemon(self, url: str) -> None:
+        """Fetch and send files from and to the daemon at another URL."""
+        self._daemon_files.url = url
 
     def on_component_ended(self, component: Component) -> None:
         """Collect a component's results, and release its stage."""

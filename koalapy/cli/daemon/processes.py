@@ -20,6 +20,7 @@ ABOUT_CONFIG = "configuration file in YAML; default: the installed one"
 Config = Annotated[Path | None, Option("--config", help=ABOUT_CONFIG, envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
 AGENT_TOKEN, AGENT_DIRECTORY = "KOALA_AGENT_TOKEN", "KOALA_AGENT_DIRECTORY"
+ABOUT_URLS = "URL of the daemon; several, with commas between, with standby daemons"
 ABOUT_DIRECTORY = "directory of the agent, which must survive a restart; default: in the data directory"
 Cluster = Annotated[str, Argument(help="name of the cluster in the configuration", completes="clusters")]
 
@@ -28,7 +29,7 @@ Cluster = Annotated[str, Argument(help="name of the cluster in the configuration
 class AgentOptions:
     """The locations of an agent's daemon, folder and configuration."""
 
-    url: Annotated[str, Option(envvar="KOALA_URL", help="URL of the daemon")] = DEFAULT_URL
+    url: Annotated[str, Option(envvar="KOALA_URL", help=ABOUT_URLS)] = DEFAULT_URL
     directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None
     config: Config = None
     ca_file: Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)] = None
@@ -54,6 +55,9 @@ def start_daemon(
     behind_proxy: Annotated[
         str | None, Option("--behind-proxy", help="address of a proxy that terminates TLS; repeatable")
     ] = None,
+    standby: Annotated[
+        bool, Option("--standby", help="while another daemon serves the database, wait to take over from it")
+    ] = False,
 ) -> None:
     """Run the daemon; without a configuration with the embedded clusters north and south of 4 nodes each."""
     directory = data_dir.expanduser()
@@ -68,12 +72,14 @@ def start_daemon(
 
         installed = None if config else installed_configuration()
 
-        def announce(url: str) -> None:
+        def announce(url: str, active: str = "") -> None:
             start.close()
             configuration = f", configuration {installed}" if installed else ""
-            print(printable(f"koala serves {url} (data in {directory}{configuration})"), flush=True)
+            text = f"stands by at {url}; {active} is active" if active else f"serves {url}"
+            print(printable(f"koala {text} (data in {directory}{configuration})"), flush=True)
 
-        run_daemon(host, port, directory, config or installed, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
+        options = ServerOptions(tls_cert, tls_key, behind_proxy, standby)
+        run_daemon(host, port, directory, config or installed, options, announce)
 
 
 def start_agent(

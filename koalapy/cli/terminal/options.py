@@ -23,7 +23,7 @@ T = TypeVar("T")
 MAX_WAIT_S = 10**9
 
 ABOUT_CA_FILE = "PEM file with the authority of the daemon's certificate"
-ABOUT_URL = f"URL of the daemon; default: {DEFAULT_URL}"
+ABOUT_URL = f"URL of the daemon, or several with commas between; default: {DEFAULT_URL}"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
 Job = Annotated[JobReference, Argument(help="the job's id, or a task of an array: 7[3]", completes="jobs")]

@@ -116,7 +116,7 @@ class AgentMessages:
             Relay: self._handle_relay,
             Confirmed: self._handle_confirmation,
             Vouch: self._handle_vouch,
-            RenewLease: lambda session, message: session.renew_lease(message.number),
+            RenewLease: self._renew_lease,
             RejectedRunner: self._handle_rejected_runner,
             RelayState: lambda session, message: note_relay(session.cluster, message),
             Ask: lambda session, message: questions.forward_question(session.cluster, message),
@@ -163,6 +163,11 @@ class AgentMessages:
             session.clock_offset = message.clock - time.time()
         if (as_of := session.take_confirmation(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
+
+    def _renew_lease(self, session: Session, message: RenewLease) -> None:
+        """Renew the lease of an agent's components, unless another daemon may count on their end."""
+        if self._engine.database.may_renew_components:
+            session.renew_lease(message.number)
 
     def _handle_rejected_runner(self, session: Session, message: RejectedRunner) -> None:
         """Log and audit an agent's rejection of a process as runner. Ignore reports on components of other clusters."""

@@ -97,16 +97,21 @@ class Identities:
         self._provider, self._reserved = provider, frozenset(reserved)
         self._fixed = {digest_of_token(token): identity for token, identity in fixed.items()}
         self._store, self._users, self._clock = store, users or Users({}), clock
-        self._stored = {token.id: token for token in (store.tokens() if store else ())}
+        self._stored: dict[int, StoredToken] = {}
         self._valid: dict[str, Identity] = {}
-        for token in self._stored.values():
-            self._register_token(token)
+        self.load_tokens(store.tokens() if store else ())
         self._last_used: dict[int, float] = {}
         """Times of last use that are not stored yet, by token number."""
         self._open: dict[int, set[End]] = {}
         """Callbacks that cancel the running requests of each token, by token number."""
         self._changing = asyncio.Lock()
         """Held while tokens are written, so that an earlier row never overwrites a later one."""
+
+    def load_tokens(self, tokens: Iterable[StoredToken]) -> None:
+        """Accept exactly these stored tokens."""
+        self._stored, self._valid = {token.id: token for token in tokens}, {}
+        for token in self._stored.values():
+            self._register_token(token)
 
     def role_of(self, user: str) -> Role:
         """Return the highest role that a user has by any source.

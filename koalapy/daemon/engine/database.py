@@ -32,6 +32,8 @@ COMMIT_TIMEOUT_S = 10.0
 """Seconds for which a client waits for a commit while the database is unavailable."""
 QUERY_TIMEOUT_S = 5.0
 """Timeout of one query from its start, and of waiting ones since another was answered."""
+RENEWAL_LIMIT_S = 10.0
+"""Seconds after the last renewal of a shared database's lease for which this daemon renews leases of components."""
 UNKNOWN_OUTCOME = "look again later: the change is made as a whole or not at all"
 
 READ_TIMINGS = Timings()
@@ -185,6 +187,8 @@ class DatabaseMonitor:
         self.lease_renewed_at: float | None = None
         """Monotonic time of the last renewal; None before the first."""
         self.lease_lost = False
+        self.is_lease_shared = False
+        """Whether a daemon of another machine may take the lease."""
         self._under_way: set[asyncio.Future[Any]] = set()
         self._writing: dict[str, None] = {}
         """The writers with a transaction that has not ended, in the order in which these began."""
@@ -193,6 +197,16 @@ class DatabaseMonitor:
     def problem(self) -> str:
         """The reason why the database is unavailable, or an empty string."""
         return next(iter(self._problems.values()), "")
+
+    @property
+    def may_renew_components(self) -> bool:
+        """Return whether the leases of components may be renewed.
+
+        A daemon that has taken over counts them from its start, and waits for 30 s more (ADR 30).
+        """
+        if not self.is_lease_shared or self.lease_renewed_at is None:
+            return True
+        return not self.lease_lost and time.monotonic() - self.lease_renewed_at < RENEWAL_LIMIT_S
 
     @property
     def unavailable_for(self) -> float:
