@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006_shared_nodes"
-down_revision = "0005_reservation_changes"
+revision = "0007_shared_nodes"
+down_revision = "0006_lease_address"
 
 
 def upgrade() -> None:
