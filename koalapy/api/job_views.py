@@ -104,6 +104,7 @@ ComponentView = view_model(
         "warned_at",
         "ended_at",
         "transfer_time",
+        "node_part",
         "replaces",
         "superseded",
     },
@@ -111,7 +112,7 @@ ComponentView = view_model(
 _AttemptComponent = view_model(
     "_AttemptComponent",
     Component,
-    without={"request_index", "lrm_job", "unknown_since", "lease", "lost_at", "replaces"},
+    without={"request_index", "lrm_job", "unknown_since", "lease", "lost_at", "replaces", "node_part"},
 )
 
 
@@ -184,10 +185,10 @@ class PlannedStartView(Output):
     """Whether the plan rests on walltimes alone, not on expected run times."""
     clusters: list[str]
     """The clusters of the first plan."""
-    kept: int
-    """Number of earlier planned starts on these clusters that were on time, when this one was planned first."""
-    counted: int
-    """Number of earlier planned starts on these clusters."""
+    earlier_starts: int
+    """Number of earlier planned starts on these clusters, when this one was planned first."""
+    earlier_on_time: int
+    """Number of those that were on time."""
 
 
 STANDING = {

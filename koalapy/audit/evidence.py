@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 from typing import Any, Self, get_args
 
 from pydantic import TypeAdapter
@@ -85,6 +86,13 @@ class Evidence:
         """Return the highest id of a job in the database; 0 without a job."""
         rows = self._database.execute("SELECT coalesce(max(job), 0) FROM facts WHERE kind = 'JobRecord'")
         return int(rows.fetchone()[0])
+
+    def oldest_end(self) -> float:
+        """Return when the first of the jobs in the database ended; infinite without one."""
+        rows = self._database.execute(
+            "SELECT min(json_extract(content, '$.ended_at')) FROM facts WHERE kind = 'JobRecord'"
+        )
+        return inf if (end := rows.fetchone()[0]) is None else float(end)
 
     def find_record(self, job: int) -> JobRecord | None:
         rows = self._database.execute(

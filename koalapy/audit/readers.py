@@ -152,7 +152,10 @@ def read_connection(connection: Connection, clock: str = "daemon") -> Iterator[F
         yield _claim(row, claims, lost)
 
 
-_JOBS = "SELECT id, state, generation, exit_code, reason, ended_at, spec, tasks, array_job, array_index FROM jobs"
+_JOBS = (
+    "SELECT id, state, generation, exit_code, reason, submitted_at, ended_at, spec, tasks, array_job, array_index"
+    " FROM jobs"
+)
 _LOSSES = (
     "SELECT job_id, generation, component, event, at, reason FROM timeline"
     " WHERE component IS NOT NULL AND event IN ('error', 'output-missing')"
@@ -188,6 +191,7 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
         row["generation"],
         row["exit_code"],
         row["reason"],
+        row["submitted_at"],
         row["ended_at"],
         bool(spec.get("share")),
         after,

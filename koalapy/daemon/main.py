@@ -34,6 +34,7 @@ from koalapy.daemon.standby import Standby, check_database, own_url, url_of
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
+from koalapy.runner.folders import make_durable_folder
 from koalapy.store.database import Claim
 from koalapy.store.sql import JobStore
 from koalapy.system.files import FOR_OTHERS, make_private_directory
@@ -70,19 +71,19 @@ def serve(
         """Return the private data directory; create it if needed, and remember that it is new."""
         nonlocal is_new
         with suppress(OSError):  # make_private_directory reports the error
-            data_dir.parent.mkdir(parents=True, exist_ok=True)
-            data_dir.mkdir(mode=0o700)
-            is_new = True
+            existed = data_dir.exists()
+            make_durable_folder(data_dir)
+            is_new = not existed
         return make_private_directory(data_dir, CONTENTS, "--data-dir")
 
-    def collect_and_announce(url: str) -> None:
-        """Announce the URL when the daemon is ready, after a last collection of garbage."""
+    def collect_and_announce(url: str, *active: str) -> None:
+        """Announce the URL when the daemon is ready or stands by, after a last collection of garbage."""
         nonlocal is_unannounced
         # What exists now stays. A full collection of it later would delay all requests by 0.2 s.
         gc.collect()
         gc.freeze()
         is_unannounced = True
-        announce(url)
+        announce(url, *active)
         is_unannounced = False
 
     try:
@@ -96,7 +97,7 @@ def serve(
                 umask,
                 collect_and_announce,
                 manager,
-                announce if options.standby else None,
+                collect_and_announce if options.standby else None,
             )
         )
     finally:
@@ -127,50 +128,17 @@ async def run(
     listener = bind_listener(host, port, settings)
     data_dir = make_data_directory()
     certificate = load_certificate(settings, data_dir)
-    active = ActiveDaemon(settings, policies, host, data_dir, certificate, umask, announce, manager)
-    with own_access(data_dir, listener, certificate) as own_token:
-        if announce_standby is None:
-            await active.run(own_token, listener, Claim(own_url(settings, listener, certificate)))
-            return
-        while True:
-            standby = Standby(settings, policies, host, data_dir, certificate, own_token, manager, announce_standby)
-            claim = await standby.run(listener)
-            if claim is None:
-                return
-            try:
-                if not await active.run(own_token, listener.dup(), claim):
-                    return
-            except (ConflictError, LeaseLost) as error:
-                log.warning("another daemon has the lease: this one stands by", action="stands-by", reason=str(error))
 
-
-@dataclass(frozen=True, slots=True)
-class ActiveDaemon:
-    """What does not change when a standby daemon becomes active again and again."""
-
-    settings: Settings
-    policies: Registry
-    host: str
-    data_dir: Path
-    certificate: Certificate | None
-    umask: int
-    announce: Callable[[str], None]
-    manager: ServiceManager
-
-    async def run(self, own_token: str, listener: socket.socket, claim: Claim) -> bool:
-        """Take the lease and serve until a signal ends the daemon. Return whether it ended by losing the lease.
+    async def serve_until_end(own_token: str, listener: socket.socket, claim: Claim) -> bool:
+        """Take the lease and serve until the daemon ends. Return whether it ends because it has lost the lease.
 
         Raise ``ConflictError`` if another daemon has the lease.
         """
-        settings, certificate = self.settings, self.certificate
-        core = Core(settings, self.policies, self.data_dir, claim)
+        core = Core(settings, policies, data_dir, claim)
         connections = Connections(raise_file_limit(FILES_WANTED))
         services = Services(core, own_token, certificate)
         await services.logins.revoke_outdated()
-        app = build_application(core, services, self.host, connections.max_requests)
-        agents = build_embedded_agents(
-            settings, services.agent_tokens, self.data_dir, self.umask, core.engine, certificate
-        )
+        app = build_application(core, services, host, connections.max_requests)
         daemon = Daemon(
             core.engine,
             core.stores.jobs,
@@ -178,11 +146,11 @@ class ActiveDaemon:
             trust_proxies(app, settings, certificate),
             listener,
             connections,
-            agents,
-            self.announce,
+            build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
+            announce,
             services.list_duties(),
             certificate,
-            self.manager,
+            manager,
             lambda: services.health.check_readiness().status,
             core.audit.give_up,
         )
@@ -203,6 +171,20 @@ class ActiveDaemon:
             if core.record is not None:
                 await core.record.close()
             core.stores.jobs.close()
+
+    with own_access(data_dir, listener, certificate) as own_token:
+        if announce_standby is None:
+            await serve_until_end(own_token, listener, Claim(own_url(settings, listener, certificate)))
+            return
+        is_replaced = True
+        while is_replaced:
+            standby = Standby(settings, policies, host, data_dir, certificate, own_token, manager, announce_standby)
+            if (claim := await standby.run(listener)) is None:
+                return
+            try:
+                is_replaced = await serve_until_end(own_token, listener.dup(), claim)
+            except (ConflictError, LeaseLost) as error:
+                log.warning("another daemon has the lease: this one stands by", action="stands-by", reason=str(error))
 
 
 @dataclass

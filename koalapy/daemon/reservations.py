@@ -23,7 +23,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Refusal
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request, has_settings
 from koalapy.model.reservation import MAX_SPAN_S, Reservation, ReservationState, ReservedPart
-from koalapy.model.wording import format_duration, format_list, format_nodes, format_time
+from koalapy.model.wording import format_duration, format_list, format_nodes, format_utc
 from koalapy.scheduler.events import ReservationChanged
 from koalapy.store.service_tables import ReservationStore
 from koalapy.validation.submission import check_submission
@@ -134,6 +134,11 @@ class Reservations:
         if spec.request.total_size > reservation.nodes:
             problem = f"asks for {format_nodes(spec.request.total_size)}, more than reservation {name} has"
             reject("request", spec.request.total_size, problem, f"ask for at most {format_nodes(reservation.nodes)}")
+        if isinstance(spec.request, FixedRequest):
+            for component in spec.request.components:
+                if not reservation.nodes_on(component.cluster or ""):
+                    problem = f"names {component.cluster}, where reservation {name} has no nodes"
+                    reject("request", component.cluster, problem, f"it has {format_parts(reservation.parts)}")
         begin = max(reservation.begins_at, spec.begin or 0.0)
         left = reservation.ends_at - max(now, begin)
         longest = max(1.0, left - min(START_S, left / 10))
@@ -164,7 +169,7 @@ class Reservations:
             hint = "ask an operator: they may, and the setting reservations allows it to others"
             raise ForbiddenError(f"{caller.user} may not reserve nodes here", hint=hint)
         if order.begin < now - MAX_LATE_S:
-            past = f"is {format_time(order.begin, now, exact=True)} UTC, which has passed"
+            past = f"is {format_utc(order.begin, now, exact=True)}, which has passed"
             reject("begin", order.begin, past, "give a time in the future, or now")
         begin = max(order.begin, now)
         if begin + order.duration > now + MAX_SPAN_S:

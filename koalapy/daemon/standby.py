@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -210,4 +210,6 @@ class Standby:
         """Return the state of a cluster that the active daemon has stored last."""
         assert self._core is not None
         stored = next((record for record in self.state.clusters if record.name == name), None)
-        return stored or self._core.describe(name)
+        if stored is None:
+            return self._core.describe(name)
+        return replace(stored, reason=stored.reason or "the active daemon knows how many nodes are idle and used")

@@ -19,7 +19,7 @@ from koalapy.model.job_state import FINAL_STATES as FINAL_STATES
 from koalapy.model.job_state import WAITING_STATES as WAITING_STATES
 from koalapy.model.job_state import JobState as JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list, format_nodes, format_time
+from koalapy.model.wording import format_list, format_nodes, format_utc
 
 JobId = int
 Token = str
@@ -133,6 +133,8 @@ class Component:
     """Whether its claim failed and another component of the attempt replaces it."""
     node_class: str = ""
     """Class of the nodes that it gets on its cluster; empty: any nodes."""
+    node_part: float = 1.0
+    """The part of each node that fair share charges: that of its processors, if the job shares nodes."""
     measured_nodes: int = 0
     """Number of nodes of which the use of processors and memory is known; the next fields are over these."""
     cpu_time: float | None = None
@@ -301,9 +303,9 @@ class PlannedStart:
     """Whether the plan rests on walltimes alone, not on expected run times."""
     delay: float
     """Seconds from the start of the scheduler's plan to the one that users see."""
-    kept: int = 0
-    counted: int = 0
-    """The number of earlier planned starts on these clusters, and of those that were kept."""
+    earlier_starts: int = 0
+    earlier_on_time: int = 0
+    """The number of earlier planned starts on these clusters, and of those that were on time."""
     moved_because: str = ""
     """Why the start is later than ``first``; empty if it is not."""
     late: float | None = None
@@ -315,15 +317,16 @@ class PlannedStart:
         return self.late is not None and self.late <= self.delay + ON_TIME_S
 
     def describe(self, now: float) -> str:
-        """Return it as text: ``starts by 14:20, if no local user comes first``."""
+        """Return it as text: ``starts by 14:20 UTC, if no local user comes first``."""
         if self.at is None:
             return f"no start is planned any more: {self.moved_because}"
         verb = "starts" if self.is_certain else "is expected to start"
-        text = f"{verb} by {format_time(max(self.at, now), now)}, if no local user comes first"
+        text = f"{verb} by {format_utc(max(self.at, now), now)}, if no local user comes first"
         if self.moved_because:
-            text += f" (first planned for {format_time(self.first, now)}: {self.moved_because})"
-        if self.counted:
-            text += f"; {self.kept} of {self.counted} such starts on {format_list(self.clusters)} were on time"
+            text += f" (first planned for {format_utc(self.first, now)}: {self.moved_because})"
+        if self.earlier_starts:
+            share = f"{self.earlier_on_time} of {self.earlier_starts} such starts"
+            text += f"; {share} on {format_list(self.clusters)} were on time"
         return text
 
     def moved_back(self, now: float) -> "PlannedStart":

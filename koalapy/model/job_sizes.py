@@ -8,7 +8,7 @@ from annotated_types import Interval
 
 from koalapy.model.bounds import MAX_NODES, Label, Nodes, Seconds
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list, format_nodes, format_time
+from koalapy.model.wording import format_list, format_nodes, format_time, format_utc
 
 Size = Annotated[int, Interval(ge=1, le=MAX_NODES)]
 
@@ -45,10 +45,11 @@ class NodeReservation:
         return self.begins < end and now < self.ends
 
     def describe(self, now: float) -> str:
-        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00``; empty if it is over."""
-        ends = "" if self.ends >= MAX_TIME else format_time(self.ends, now)
+        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over."""
+        ends = "" if self.ends >= MAX_TIME else format_utc(self.ends, now)
         if self.begins > now:
-            when = f" from {format_time(self.begins, now)}" + (f" to {ends}" if ends else "")
+            begins = format_time(self.begins, now) if ends else format_utc(self.begins, now)
+            when = f" from {begins}" + (f" to {ends}" if ends else "")
         else:
             when = f" until {ends}" if ends else ""
         return f"{format_nodes(self.nodes)} reserved{when}" if self.ends > now else ""

@@ -74,6 +74,11 @@ def format_time(timestamp: float, now: float, *, exact: bool = False) -> str:
     return time if moment.date() == today.date() else f"{moment.date().isoformat()} {time}"
 
 
+def format_utc(timestamp: float, now: float, *, exact: bool = False) -> str:
+    """Format a time as ``format_time`` does, with its zone: ``14:02 UTC``."""
+    return f"{format_time(timestamp, now, exact=exact)} UTC"
+
+
 def format_duration(seconds: float | None) -> str:
     """Format a duration: ``0:07``, ``1:02:03``, ``2-00:00:00``; ``-`` for None."""
     if seconds is None:

@@ -141,6 +141,26 @@ async def test_rejected_agent_reports_reason(tmp_path: Path, monkeypatch: pytest
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_uplink_with_dead_first_address_connects_to_second_without_pause(tmp_path: Path) -> None:
+    hello = Hello(cluster="north", version="1", lrm="local", host="head", pid=1)
+    connected = asyncio.Event()
+
+    def make_hello() -> Hello:
+        connected.set()
+        return hello
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"ws://127.0.0.1:{closed.getsockname()[1]}/"
+    async with serve_agent_routes(tmp_path / "bundle") as address:
+        uplink = Uplink(dead, "of north", make_hello, other_urls=[f"ws://{address}/north/connect"])
+        running = asyncio.create_task(uplink.keep_connected(lambda _: None, lambda: None))
+        async with asyncio.timeout(30):
+            await connected.wait()
+        assert uplink.position == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_agent_closed_after_hello_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     backed_off = asyncio.Event()

@@ -284,7 +284,7 @@ def test_planned_start_is_shown_to_owner_only() -> None:
         "moved_because": "local users took nodes on north",
         "is_certain": True,
         "clusters": ["north"],
-        "kept": 27,
-        "counted": 30,
+        "earlier_starts": 30,
+        "earlier_on_time": 27,
     }
     assert as_json(view_for(Identity("eve", Role.USER, "token 1"), record))["planned_start"] is None

@@ -106,6 +106,15 @@ async def test_reservation_is_made_on_all_clusters_and_used_by_jobs_of_its_users
         assert (await api.delete(f"{PATH}/lecture")).status_code == 409
 
 
+async def test_job_on_a_cluster_without_nodes_of_its_reservation_is_rejected(tmp_path: Path) -> None:
+    async with start_daemon(tmp_path, Sites()) as api:
+        name = (await api.post(PATH, json=ORDER | {"request": fixed(north=2)})).json()["name"]
+        job = {"request": fixed(north=1, south=1), "command": ["true"], "reservation": name}
+        problem = (await api.post("/api/v1/jobs", json=job)).json()
+        assert problem["detail"] == f"request names south, where reservation {name} has no nodes"
+        assert problem["hint"] == "it has north:2"
+
+
 @pytest.mark.parametrize(
     ("change", "status", "field", "words"),
     [

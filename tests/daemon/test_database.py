@@ -17,6 +17,20 @@ from tests.virtual_time import VirtualTimeLoop
 DEADLINE = 20.0
 
 
+@pytest.mark.parametrize(
+    ("is_shared", "renewed_ago", "is_lost", "may_renew"),
+    [(False, 3600.0, False, True), (True, 5.0, False, True), (True, 11.0, False, False), (True, 0.0, True, False)],
+)
+def test_monitor_of_shared_database_allows_renewals_only_after_own_renewal(
+    is_shared: bool, renewed_ago: float, is_lost: bool, may_renew: bool
+) -> None:
+    """Otherwise the programs of a cluster that only this daemon reaches outlive what its successor waits for."""
+    monitor = DatabaseMonitor()
+    monitor.is_lease_shared, monitor.lease_lost = is_shared, is_lost
+    monitor.lease_renewed_at = time.monotonic() - renewed_ago
+    assert monitor.may_renew_components is may_renew
+
+
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
     """Yield an event that blocks submitted work; set it at the end of the test."""

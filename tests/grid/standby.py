@@ -1,6 +1,7 @@
 """Two daemons of one PostgreSQL database, of which one stands by, and separate agents that know both."""
 
 import json
+import random
 import re
 import signal
 import socket
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+from koalapy.audit.readers import GridFiles, read_grid
+from koalapy.audit.rules import Finding, find_violations
 from tests.grid.embedded import EmbeddedGrid
 from tests.grid.grid import MAX_WAIT_S, wait_until
 
@@ -35,7 +39,7 @@ class StandbyGrid(EmbeddedGrid):
         super().__init__(
             folder / "data", KOALA_DATABASE=database, KOALA_CLUSTERS=json.dumps(clusters), KOALA_LEASE="120", **settings
         )
-        self.folder = folder
+        self.folder, self.database = folder, database
         self.urls = {name: f"http://127.0.0.1:{free_port()}" for name in DAEMONS}
         self.daemons: dict[str, subprocess.Popen[str]] = {}
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -108,11 +112,44 @@ class StandbyGrid(EmbeddedGrid):
         self.daemons[ended].send_signal(number)
         self.active = self.standby
         self.set_url(self.urls[self.active])
-        wait_until(lambda: self._stores_changes(), f"{self.active} to take over: {self.log_of(self.active)[-2000:]}")
+        wait_until(self.stores_changes, f"{self.active} to take over: {self.log_of(self.active)[-2000:]}")
         return time.monotonic() - began
 
-    def _stores_changes(self) -> bool:
-        answer = self.http.post("/api/v1/tokens", json={"note": "takeover"})
+    def wait_until_usable(self) -> None:
+        wait_until(self._has_usable_clusters, "every cluster to be usable")
+
+    def fill_queue(self, count: int, chance: random.Random) -> list[int]:
+        """Submit jobs until ``count`` are unfinished, and return their numbers."""
+        bodies = [
+            {
+                "request": {"type": "flexible", "total_size": chance.randint(1, 4)},
+                "command": ["sh", "-c", f"sleep {chance.uniform(1.0, 5.0):.1f}; echo done"],
+                "launcher": "processes",
+            }
+            for _ in range(count - self.count_unfinished())
+        ]
+        if not bodies:
+            return []
+        answer = self.http.post("/api/v1/jobs:batch", json={"jobs": bodies})
+        assert answer.status_code == 201, answer.text
+        numbers: list[int] = answer.json()["jobs"]
+        return numbers
+
+    def count_unfinished(self) -> int:
+        return int(self.http.get("/api/v1/jobs", params={"active": True, "count": True, "limit": 1}).json()["count"])
+
+    def find_violations(self) -> list[Finding]:
+        """Audit the database, the data directory and what the agents wrote."""
+        spools = tuple((cluster, self.folder / cluster / "spool") for cluster in TOKENS)
+        accounting = tuple((cluster, self.folder / cluster / "lrm" / "accounting") for cluster in TOKENS)
+        files = GridFiles(self.directory, self.database, spools, accounting)
+        return find_violations(read_grid(files))
+
+    def stores_changes(self) -> bool:
+        try:
+            answer = self.http.post("/api/v1/tokens", json={"note": "takeover"})
+        except httpx2.TransportError:  # the server of the standby daemon has just ended
+            return False
         assert answer.status_code in (201, 503), answer.text
         return answer.status_code == 201
 

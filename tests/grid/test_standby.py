@@ -1,11 +1,18 @@
 """Takeover by a standby daemon: the active one is killed, ended, suspended, or loses its database."""
 
+import random
 import signal
+import statistics
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from koalapy.store.database import LEASE_SECONDS
+from tests.grid.grid import wait_until
 from tests.grid.standby import StandbyGrid
 from tests.needs import find_postgresql
 from tests.store.postgresql import Server
@@ -49,3 +56,100 @@ def test_standby_after_kill_of_active_takes_over_and_job_continues(grid: Standby
     after = grid.wait_for_end(job)
     assert (after["state"], after["restarts"]) == ("succeeded", before["restarts"])
     assert grid.read_epochs() == [1, 2]
+
+
+def test_standby_after_orderly_end_of_active_takes_over_at_once(grid: StandbyGrid) -> None:
+    """Upgrade both daemons one after the other while a job runs and another is submitted by a user."""
+    gate = grid.make_gate()
+    job = grid.submit(grid.six_nodes, *gate.hold)
+    before = grid.wait_for_state(job, "running")
+    for _ in range(2):
+        ended = grid.active
+        takeover_s = grid.end_active(signal.SIGTERM)
+        print(f"takeover after SIGTERM: {takeover_s:.2f} s")
+        assert grid.daemons[ended].wait(timeout=30.0) == 0
+        submission = grid.run_koala("submit", "--flexible", "1", "--", "true")
+        assert submission.returncode == 0, submission.stderr
+        grid.start_one(ended, "stands by at")
+    assert "it was released" in grid.log_of("second") + grid.log_of("first")
+    gate.open()
+    assert grid.wait_for_end(job)["restarts"] == before["restarts"]
+    assert grid.read_epochs() == [1, 2, 3]
+
+
+def test_active_after_restart_of_database_server_stays_active(grid: StandbyGrid, server: Server) -> None:
+    gate = grid.make_gate()
+    job = grid.submit(grid.six_nodes, *gate.hold)
+    grid.wait_for_state(job, "running")
+    for _ in range(2):
+        server.stop()
+        server.start()
+        wait_until(grid.stores_changes, "the active daemon to write again")
+        wait_until(lambda: grid.call("second", "GET", f"/api/v1/jobs/{job}").status_code == 200, "the standby to read")
+    gate.open()
+    assert grid.wait_for_end(job)["state"] == "succeeded"
+    assert grid.read_epochs() == [1]
+
+
+def test_active_while_database_is_locked_or_refuses_stays_active(grid: StandbyGrid, server: Server) -> None:
+    name = grid.database.split("/")[3].partition("?")[0]
+    with psycopg.connect(host=str(server.home), user="koala", dbname=name) as blocking:
+        blocking.execute("select * from lease for update")
+        time.sleep(8.0)
+    wait_until(grid.stores_changes, "the active daemon to write again")
+    with psycopg.connect(host=str(server.home), user="koala", dbname="postgres", autocommit=True) as admin:
+        admin.execute(f"alter database {name} allow_connections false")
+        admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
+        assert grid.call("second", "POST", "/api/v1/jobs", json={}).json()["code"] == "daemon-standby"
+        time.sleep(5.0)
+        admin.execute(f"alter database {name} allow_connections true")
+    wait_until(grid.stores_changes, "the active daemon to write again")
+    assert grid.read_epochs() == [1]
+
+
+@pytest.mark.nightly
+def test_suspended_active_loses_lease_by_time_and_stands_by_when_it_continues(grid: StandbyGrid) -> None:
+    gate = grid.make_gate()
+    job = grid.submit(grid.six_nodes, *gate.hold)
+    before = grid.wait_for_state(job, "running")
+    stopped = grid.active
+    takeover_s = grid.end_active(signal.SIGSTOP)
+    print(f"takeover after SIGSTOP: {takeover_s:.2f} s")
+    assert LEASE_SECONDS - 3.0 < takeover_s < LEASE_SECONDS + 10.0
+    grid.wait_until_usable()
+    grid.daemons[stopped].send_signal(signal.SIGCONT)
+    grid.expect_line(stopped, f"koala stands by at {grid.urls[stopped]}; {grid.urls[grid.active]} is active")
+    rejection = grid.call(stopped, "POST", f"/api/v1/jobs/{job}/cancel", json={"reason": "x"})
+    assert rejection.json()["code"] == "daemon-standby"
+    gate.open()
+    after = grid.wait_for_end(job)
+    assert (after["state"], after["restarts"]) == ("succeeded", before["restarts"])
+    grid.end_active(signal.SIGKILL)
+    assert grid.read_epochs() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("kills", "jobs"), [(2, 20), pytest.param(20, 200, marks=pytest.mark.nightly)])
+def test_standby_after_kills_under_load_loses_no_job(server: Server, tmp_path: Path, kills: int, jobs: int) -> None:
+    """Kill the active daemon again and again while many jobs wait and run; audit all that was written."""
+    chance, takeovers, numbers = random.Random(7), list[float](), list[int]()
+    grid = StandbyGrid(tmp_path, server.new_database(), nodes=8)
+    try:
+        grid.begin()
+        for _ in range(kills):
+            numbers += grid.fill_queue(jobs, chance)
+            time.sleep(chance.uniform(1.0, 4.0))
+            killed = grid.active
+            takeovers.append(grid.end_active(signal.SIGKILL))
+            grid.daemons[killed].wait()
+            grid.start_one(killed, "stands by at")
+        wait_until(lambda: grid.count_unfinished() == 0, "all jobs to end", 900.0)
+        states = {grid.get_job(job)["state"] for job in numbers}
+        print(f"{len(numbers)} jobs, {kills} takeovers: median {statistics.median(takeovers):.2f} s,", end=" ")
+        print(f"maximum {max(takeovers):.2f} s, all {[round(each, 2) for each in takeovers]}")
+        assert states == {"succeeded"}
+        assert len(set(numbers)) == len(numbers)
+        assert grid.find_violations() == []
+        assert statistics.median(takeovers) < MAX_TAKEOVER_S
+    finally:
+        with suppress(AssertionError):
+            grid.close()

@@ -1,5 +1,6 @@
 """Advance reservations on Slurm 22.05 (by sudo), Slurm 24.11 (as its operator) and Grid Engine."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -48,3 +49,19 @@ def test_reservation_that_one_manager_refuses_leaves_nothing_on_others(bed: Test
     assert "south: scontrol" in answer.json()["detail"]
     assert "adminlevel=operator" in answer.json()["detail"]
     wait_until(lambda: not managers_with_reservation(bed), "all reservations to be removed")
+
+
+def test_cancelled_reservation_of_grid_engine_stays_until_a_job_in_it_has_ended(bed: Testbed) -> None:
+    request = {"type": "fixed", "components": [{"cluster": "east", "size": 1}]}
+    answer = bed.http.post(PATH, json={"begin": "now", "duration": "20m", "request": request}, timeout=60)
+    assert answer.is_success, answer.text
+    head = bed.heads["east"]
+    (number,) = re.findall(r"^ *(\d+) koala", head.shell("qrstat", user="koala"), re.MULTILINE)
+    command = f"cd /tmp && qsub -terse -ar {number} -o /dev/null -j y -b y -pe koala 2 sleep 300"
+    job = head.shell(command, user="koala").strip()
+    wait_until(lambda: " r " in head.shell("qstat", user="koala"), "the job to run")
+    assert bed.http.delete(f"{PATH}/{answer.json()['name']}").json()["state"] == "cancelled"
+    assert " r " in head.shell("qstat", user="koala")
+    assert managers_with_reservation(bed) == {"east"}
+    head.run("qdel", job, user="koala")
+    wait_until(lambda: not managers_with_reservation(bed), "the reservation to be removed")

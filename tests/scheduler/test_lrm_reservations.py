@@ -69,10 +69,10 @@ def test_waiting_job_and_explanation_name_reservation_until_it_is_over() -> None
     short_job = world.submit(flexible(1), walltime=HOUR, run_time=1)
     world.advance(5)
     assert (world.state(job), world.state(short_job)) == (JobState.QUEUED, JobState.SUCCEEDED)
-    assert world.queries.waiting_reason(world.job(job)).endswith("north has 3 nodes reserved from 02:00 to 04:00")
+    assert world.queries.waiting_reason(world.job(job)).endswith("north has 3 nodes reserved from 02:00 to 04:00 UTC")
     (finding,) = explain(world.queries, world.job(job), (), world.now).clusters
-    assert "3 nodes reserved from 02:00 to 04:00" in finding.reason
-    assert world.queries.grid["north"].status_text == "3 nodes reserved from 02:00 to 04:00"
+    assert "3 nodes reserved from 02:00 to 04:00 UTC" in finding.reason
+    assert world.queries.grid["north"].status_text == "3 nodes reserved from 02:00 to 04:00 UTC"
     world.sites["north"].reservations = ()
     world.sites["north"].send_report(world.sites["north"].current_report())
     world.advance(1)
@@ -87,7 +87,7 @@ def test_nodes_of_present_reservation_are_not_those_of_local_users() -> None:
     job = world.submit(flexible(2), walltime=HOUR)
     world.advance(1)
     (finding,) = explain(world.queries, world.job(job), (), world.now).clusters
-    assert "3 nodes reserved until 04:00" in finding.reason
+    assert "3 nodes reserved until 04:00 UTC" in finding.reason
     assert "local users" not in finding.reason
 
 

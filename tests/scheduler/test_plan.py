@@ -42,7 +42,7 @@ def test_planned_wide_job_starts_after_running_jobs() -> None:
     assert world.state(wide_job) is JobState.QUEUED
     narrow = world.submit(flexible(1))
     assert world.queries.waiting_reason(world.job(narrow)) in (
-        f"nodes are kept for job {wide_job}, which is planned for 00:01",
+        f"nodes are kept for job {wide_job}, which is planned for 00:01 UTC",
         "needs 1 node; 0 are idle (north 0)",
     )
     world.advance(25)

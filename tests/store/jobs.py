@@ -56,7 +56,7 @@ def make_running_job(ident: int, generation: int = 1) -> Job:
         ending=JobState.QUEUED,
         claim_factor=0.625,
         first_start_estimate=5.5,
-        planned_start=PlannedStart(1.0, 60.0, 120.0, ("north",), True, 9.5, 27, 30, "local users took nodes on north"),
+        planned_start=PlannedStart(1.0, 60.0, 120.0, ("north",), True, 9.5, 30, 27, "local users took nodes on north"),
     )
 
 

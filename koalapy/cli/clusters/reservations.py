@@ -45,7 +45,7 @@ def reserve_nodes(
 
 
 def _format_made(reservation: Json) -> str:
-    span = f"from {format_moment(reservation['begins_at'])} to {format_moment(reservation['ends_at'])}"
+    span = f"from {format_moment(reservation['begins_at'])} to {format_moment(reservation['ends_at'])} UTC"
     use = f"Use it: koala submit --reservation {reservation['name']} …"
     return f"Reserved {reservation['name']}: {_format_parts(reservation)}, {span}\n{use}"
 
@@ -58,8 +58,8 @@ COLUMNS: Columns = {
     "NAME": lambda each: each["name"],
     "STATE": lambda each: each["state"],
     "USER": lambda each: ",".join([each["owner"], *each["users"]]),
-    "BEGINS": lambda each: format_moment(each["begins_at"]),
-    "ENDS": lambda each: format_moment(each["ends_at"]),
+    "BEGINS (UTC)": lambda each: format_moment(each["begins_at"]),
+    "ENDS (UTC)": lambda each: format_moment(each["ends_at"]),
     "NODES": lambda each: ",".join(f"{part['cluster']}:{part['nodes']}" for part in each["parts"]),
     "REASON": lambda each: each["reason"],
 }

@@ -16,7 +16,7 @@ from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_time
+from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
@@ -239,8 +239,8 @@ class Plan:
         return f"nodes are kept for job {keeper}, which {reason}"
 
     def describe_start(self) -> str:
-        """Return the planned start as text: ``is planned for 14:20``."""
-        return f"is planned for {format_time(max(self.start, self._state.now), self._state.now)}"
+        """Return the planned start as text: ``is planned for 14:20 UTC``."""
+        return f"is planned for {format_utc(max(self.start, self._state.now), self._state.now)}"
 
     def _withholds_nodes(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> bool:
         """Return whether some nodes of a cluster are not offered: then none may be shared for longer either."""

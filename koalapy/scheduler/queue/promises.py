@@ -9,7 +9,7 @@ from koalapy.model.bounds import MAX_NODES
 from koalapy.model.job import ON_TIME_S, Job, PlannedStart
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list, format_time
+from koalapy.model.wording import format_list, format_time, format_utc
 from koalapy.scheduler.attempts.facts import walltime_ends
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
@@ -85,10 +85,10 @@ class Promises:
         if planned is None or planned.late is not None:
             if start is not None and start >= now + ON_TIME_S:
                 names = tuple(sorted(clusters))
-                delay, kept, counted = self._record_of(names, is_certain)
+                delay, on_time, starts = self._record_of(names, is_certain)
                 first = _next_minute(start + delay)
-                planned = PlannedStart(now, first, first, names, is_certain, first - start, kept, counted)
-                self._store(job, planned, names, f"by {format_time(first, now)} on {format_list(names)}")
+                planned = PlannedStart(now, first, first, names, is_certain, first - start, starts, on_time)
+                self._store(job, planned, names, f"by {format_utc(first, now)} on {format_list(names)}")
             return
         at = None if start is None else start + planned.delay
         before = planned.first if planned.at is None else planned.at
@@ -108,7 +108,7 @@ class Promises:
         if at is None:
             text = because
         elif because and (planned.at is None or because != planned.moved_because):
-            text = f"by {format_time(at, now)}, not {format_time(before, now)}: {because}"
+            text = f"by {format_time(at, now)}, not {format_utc(before, now)}: {because}"
         planned = replace(planned, at=at, moved_because=because, is_certain=is_certain)
         self._store(job, planned, clusters, text)
 

@@ -1,0 +1,106 @@
+"""Clients that know several daemons, of which one stands by and others do not answer."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from koalapy.client.client import Client
+from koalapy.client.errors import Exit, GridError
+from koalapy.client.timeouts import ClientTimeouts
+from tests.grid.standby import free_port
+
+TOKEN = "a-token-of-the-user"
+PAUSED: list[float] = []
+TIMEOUTS = ClientTimeouts(start_notice_s=0.0, sleep=PAUSED.append)
+
+
+@contextmanager
+def serve_answers(answer: dict[str, Any], status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """Serve the same answer to all requests; yield the URL and the lines of requests with their tokens."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            requests.append(f"{self.command} {self.path} {self.headers['Authorization']}")
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Retry-After", "1")
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def standby_answer(active: str) -> dict[str, Any]:
+    return {"status": 503, "code": "daemon-standby", "detail": f"{active} is active", "hint": "", "active": active}
+
+
+def dead_url() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def test_client_of_standby_follows_to_named_daemon_with_its_token() -> None:
+    with serve_answers({"id": 7}) as (active, taken), serve_answers(standby_answer(active), 503) as (standby, rejected):
+        client = Client(standby, TOKEN, timeouts=TIMEOUTS)
+        assert client.submit({}, "key") == {"id": 7}
+        assert client.job(7) == {"id": 7}
+        assert (len(rejected), client.url) == (1, active)
+        assert taken == [f"POST /api/v1/jobs Bearer {TOKEN}", f"GET /api/v1/jobs/7 Bearer {TOKEN}"]
+
+
+def test_client_with_dead_first_address_uses_second() -> None:
+    with serve_answers({"id": 7}) as (active, taken):
+        client = Client(f"{dead_url()}, {active}", TOKEN, timeouts=TIMEOUTS)
+        assert client.post("/api/v1/jobs", {}) == {"id": 7}
+        assert len(taken) == 1
+
+
+def test_client_of_standby_without_active_daemon_repeats_submission_and_reports() -> None:
+    dead = dead_url()
+    with serve_answers(standby_answer(dead), 503) as (standby, rejected):
+        client = Client(f"{dead},{standby}", TOKEN, timeouts=TIMEOUTS)
+        PAUSED.clear()
+        with pytest.raises(GridError, match="is active") as error:
+            client.submit({}, "key")
+        assert error.value.may_recover
+        assert (sum(PAUSED) > 5.0, len(rejected) >= len(PAUSED)) == (True, True)
+
+
+def test_client_with_dead_addresses_names_all() -> None:
+    first, second = dead_url(), dead_url()
+    with pytest.raises(GridError) as error:
+        Client(f"{first},{second}", TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs")
+    assert error.value.code is Exit.UNREACHABLE
+    assert first in str(error.value)
+    assert second in str(error.value)
+
+
+def test_client_of_daemon_without_active_one_ends_after_some_turns() -> None:
+    """Two standby daemons that name each other must not keep a client busy."""
+    answer = standby_answer("")
+    with serve_answers(answer, 503) as (first, _), serve_answers(answer, 503) as (second, _):
+        answer["active"] = second
+        with pytest.raises(GridError, match="is active"):
+            Client(f"{first},{second}", TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs/1")

@@ -1,0 +1,138 @@
+"""The decision of a standby daemon to take the lease of another one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.store.database import LEASE_SECONDS, Claim, Database
+from koalapy.store.engine import make_engine
+from koalapy.store.opening import migrate
+from koalapy.store.sql import JobStore
+from koalapy.store.standby import MAX_GAP_S, NO_LEASE, LeaseReader, LeaseState, LeaseWatch
+from tests.store.conftest import INSTALLED
+from tests.store.jobs import make_batch, make_job
+
+HELD = LeaseState(3, 7, "head:1", "", 1000.0, is_locked=True, may_live=True, has_schema=True)
+UNLOCKED = replace(HELD, is_locked=False)
+STEP_S = 1.0
+
+
+def watch_states(*states: LeaseState | None, watch: LeaseWatch | None = None, began: float = 100.0) -> list[str]:
+    """Return the reason after each read of the lease; None stands for a read that failed."""
+    watch, reasons, now = watch or LeaseWatch(), [], began
+    for state in states:
+        now += STEP_S
+        if state is None:
+            watch.forget()
+        else:
+            reasons.append(watch.find_reason(state, now))
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ([NO_LEASE], "it was released"),
+        ([HELD, replace(HELD, expires_at=0.0)], "it was released"),
+        ([HELD, UNLOCKED], "its session has ended"),
+        ([replace(UNLOCKED, may_live=False)], "its process has ended"),
+        ([UNLOCKED, UNLOCKED], ""),
+        ([HELD, None, UNLOCKED, UNLOCKED], ""),
+        ([HELD, None, UNLOCKED, HELD, UNLOCKED], "its session has ended"),
+        ([HELD, replace(UNLOCKED, epoch=4)], ""),
+        ([HELD] * int(LEASE_SECONDS / STEP_S), ""),
+        ([HELD] * int(LEASE_SECONDS / STEP_S + 1), "it was not renewed for 30 s"),
+        ([UNLOCKED] * int(LEASE_SECONDS / STEP_S + 1), "it was not renewed for 30 s"),
+        ([*[HELD] * 20, None, *[HELD] * 20], ""),
+        ([replace(HELD, expires_at=1000.0 + number) for number in range(60)], ""),
+    ],
+)
+def test_watch_finds_reason_only_if_holder_has_ended_or_hangs(states: list[LeaseState | None], reason: str) -> None:
+    *earlier, last = watch_states(*states)
+    assert (set(earlier) <= {""}, last) == (True, reason)
+
+
+def test_watch_that_was_suspended_counts_anew() -> None:
+    watch = LeaseWatch()
+    watch_states(*[HELD] * 20, watch=watch)
+    assert watch_states(*[HELD] * 20, watch=watch, began=120.0 + MAX_GAP_S) == [""] * 20
+
+
+@pytest.mark.parametrize("was_renewed", [False, True])
+def test_claim_takes_lease_unless_it_was_renewed(store: JobStore, url: str, was_renewed: bool) -> None:
+    with store.database.engine.begin() as connection:
+        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
+        expiry = connection.exec_driver_sql("select expires_at from lease").scalar_one()
+    if was_renewed:
+        with store.database.engine.begin() as connection:
+            connection.exec_driver_sql("update lease set expires_at = expires_at + 1")
+        with pytest.raises(ConflictError, match="another daemon"):
+            Database(make_engine(url), lambda: 1001.0, claim=Claim("", expiry))
+        return
+    successor = Database(make_engine(url), lambda: 1001.0, claim=Claim("", expiry))
+    assert successor.lease.epoch == store.epoch + 1
+    with pytest.raises(LeaseLost, match="another daemon"):
+        store.write(make_batch(make_job(1)))
+    successor.close()
+
+
+def test_database_without_claim_is_read_only_and_leaves_lease(store: JobStore, url: str) -> None:
+    store.write(make_batch(make_job(1)))
+    reader = JobStore(Database(make_engine(url), lambda: 1000.0, claim=None))
+    assert reader.instance == store.instance
+    assert reader.job(1) is not None
+    with pytest.raises(LeaseLost):
+        reader.write(make_batch(make_job(2)))
+    store.write(make_batch(make_job(2)))
+    reader.close()
+
+
+@pytest.fixture
+def lease_reader(postgresql_url: str) -> Iterator[LeaseReader]:
+    reader = LeaseReader(postgresql_url)
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def postgresql_url(request: pytest.FixtureRequest) -> str:
+    if not INSTALLED:
+        pytest.skip("PostgreSQL missing")
+    url: str = request.getfixturevalue("server").new_database()
+    return url
+
+
+@pytest.mark.processes
+def test_reader_sees_lock_until_session_of_holder_ends(postgresql_url: str, lease_reader: LeaseReader) -> None:
+    assert lease_reader.read() == NO_LEASE
+    engine = make_engine(postgresql_url)
+    migrate(engine)
+    database = Database(engine, lambda: 1000.0, claim=Claim("http://head:1"))
+    state = lease_reader.read()
+    assert (state.epoch, state.address, state.is_locked, state.has_schema) == (1, "http://head:1", True, True)
+    database.lease.raise_epoch(9)
+    assert not lease_reader.read().is_locked
+    database.lease.renew(1001.0)
+    assert lease_reader.read().is_locked
+    with make_engine(postgresql_url).connect() as admin:
+        admin.execute(text("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"))
+    assert not lease_reader.read().is_locked
+    for now in (1002.0, 1003.0):  # the first call notices that its session has ended
+        database.lease.renew(now)
+    assert lease_reader.read().is_locked
+    database.close()
+    assert not lease_reader.read().is_locked
+
+
+@pytest.mark.processes
+def test_reader_of_tables_of_earlier_version_has_no_schema(postgresql_url: str, lease_reader: LeaseReader) -> None:
+    engine = make_engine(postgresql_url)
+    migrate(engine, "0005_reservation_changes")
+    with engine.begin() as connection:
+        connection.execute(text("insert into lease values (1, 'abcdef01', 4, 'elsewhere:1:1', 5.0, 0, 0)"))
+    state = lease_reader.read()
+    assert (state.epoch, state.holder, state.address, state.has_schema) == (4, "elsewhere:1", "", False)
+    engine.dispose()
