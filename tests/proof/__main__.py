@@ -21,7 +21,8 @@ def main() -> int:
     if options.replay is not None:
         without = set(filter(None, options.without.split(",")))
         for element in draw_schedule(options.replay):
-            print(f"{element.at:7.2f} s  {element.name}: {element.kind}{'  (left out)' if element.name in without else ''}")
+            note = "  (left out)" if element.name in without else ""
+            print(f"{element.at:7.2f} s  {element.name}: {element.kind}{note}")
         outcome = run_schedule(options.replay, without)
         print(*outcome.violations or ["no violation"], sep="\n")
         if outcome.violations and not without:
@@ -34,11 +35,10 @@ def main() -> int:
         if outcome.violations:
             failed += 1
             print(f"seed {outcome.seed}:", *outcome.violations, sep="\n  ", flush=True)
-    rate = options.schedules / processor_s
     print(
-        f"{options.schedules} schedules, {failed} with violations, {totals['jobs']} jobs, {totals['attempts']} attempts,"
-        f" {totals['hours']:.0f} virtual hours, {rate:.1f} schedules per second of processor time"
+        f"{options.schedules} schedules, {failed} with violations; {totals['jobs']} jobs, {totals['attempts']} attempts"
     )
+    print(f"{totals['hours']:.0f} virtual hours, {options.schedules / processor_s:.1f} schedules per processor second")
     return bool(failed)
 
 

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.audit.facts import Run, RunKind, Source
-from koalapy.audit.readers import TokenParts, parse_token, token_of
+from koalapy.audit.readers import parse_token, token_of
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.model.reports import ListedNode
 from koalapy.system.clock import Clock
 from tests.proof.runners import PlayedRunner, Port, Program
 
@@ -54,7 +53,13 @@ class LyingCluster(Lrm):
     product = "the resource manager of the proof"
 
     def __init__(
-        self, name: str, node_count: int, random: Random, clock: Clock, key: bytes, plan_program: Callable[[str], tuple[float, int]]
+        self,
+        name: str,
+        node_count: int,
+        random: Random,
+        clock: Clock,
+        key: bytes,
+        plan_program: Callable[[str], tuple[float, int]],
     ) -> None:
         """``plan_program`` returns duration and exit code of the program of a component, by its token."""
         self.name, self._random, self._clock, self._key = name, random, clock, key
@@ -161,7 +166,11 @@ class LyingCluster(Lrm):
             free = [node for node in self.node_names if node not in used | self.local_use]
             if len(free) < job.submission.nodes:
                 break
-            job.nodes, job.state, job.begin = tuple(free[: job.submission.nodes]), LrmJobState.RUNNING, self._clock.now()
+            job.nodes, job.state, job.begin = (
+                tuple(free[: job.submission.nodes]),
+                LrmJobState.RUNNING,
+                self._clock.now(),
+            )
             parts = token_of(job.submission.name)
             assert parts is not None
             instance, token = parts
@@ -217,7 +226,7 @@ class LyingCluster(Lrm):
             if began:
                 token = parse_token(began[0].token)
                 has_ended = all(program.end is not None for program in began)
-                end = max((program.end or 0.0 for program in began)) if has_ended else None
+                end = max(program.end or 0.0 for program in began) if has_ended else None
                 codes = {program.code for program in began}
                 runs.append(
                     Run(nodes, RunKind.PROGRAM, token.job, token.attempt, token.part, self.name,

@@ -12,8 +12,6 @@ from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
-import httpx2
-
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import Lrm
@@ -39,7 +37,9 @@ SETTLING_S = 3600.0
 class ProofGrid:
     """Daemon, agents and clusters of one schedule."""
 
-    def __init__(self, directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], rules: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], rules: dict[str, Any]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = VirtualClock(loop)
         self.directory, self.seed = directory, seed
@@ -55,9 +55,7 @@ class ProofGrid:
         }
         self.clocks = {name: VirtualClock(loop) for name in clusters}
         """The clocks of the agents' hosts."""
-        self.ways = {
-            name: Way(Random(f"{seed} way {name}"), functools.partial(self._serve, name)) for name in clusters
-        }
+        self.ways = {name: Way(Random(f"{seed} way {name}"), functools.partial(self._serve, name)) for name in clusters}
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._starts = 0
         self.daemon: WatchedDaemon | None = None
@@ -108,7 +106,9 @@ class ProofGrid:
             name, f"http://{name}", self.settings.clusters[name].token or "", self.spool(name), poll_interval=5.0
         )
         self.spool(name).mkdir(parents=True, exist_ok=True)
-        agent = run_agent(settings, cast(Lrm, self.clusters[name]), clock=self.clocks[name], find_open_mpi=find_no_open_mpi)
+        agent = run_agent(
+            settings, cast(Lrm, self.clusters[name]), clock=self.clocks[name], find_open_mpi=find_no_open_mpi
+        )
         self._agents[name] = asyncio.create_task(agent)
 
     async def crash_agent(self, name: str) -> None:
@@ -168,7 +168,9 @@ class ProofGrid:
             if not open_jobs and not left:
                 return []
             await asyncio.sleep(5.0)
-        return [f"job {job.id} is {job.state}" for job in open_jobs] + [f"{job.submission.name} is {job.state}" for job in left]
+        return [f"job {job.id} is {job.state}" for job in open_jobs] + [
+            f"{job.submission.name} is {job.state}" for job in left
+        ]
 
     def describe_end(self) -> tuple[int, int, str]:
         """Return the numbers of jobs and attempts, and a text of what the database and the clusters hold."""

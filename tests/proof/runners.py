@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from koalapy.agent.core import agent as agents
-from koalapy.agent.runners import runners
 from koalapy.agent.runners.runners import RunnerConnection, lrm_name
 from koalapy.runner.lease import SilenceClock, renewal_interval
 from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
@@ -157,7 +155,9 @@ class PlayedRunner:
 
     async def _converse(self, end: RunnerEnd, name: str, secret: bytes, nonce: str) -> bool:
         """Speak with the agent until the connection ends; return whether it has taken the result."""
-        end.say(json.dumps({"t": "hello", "component": name, "node": self.program.node, "nonce": nonce}).encode() + b"\n")
+        end.say(
+            json.dumps({"t": "hello", "component": name, "node": self.program.node, "nonce": nonce}).encode() + b"\n"
+        )
         challenge = await end.lines.get()
         if challenge is None:
             return False

@@ -83,7 +83,10 @@ def _component(size: int, cluster: str = "") -> dict[str, Any]:
 def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
     """Return the body of a submission."""
     sizes = [random.randint(1, 3), random.randint(1, 2)]
-    request: dict[str, Any] = {"type": "fixed", "components": [_component(sizes[0], "north"), _component(sizes[1], "south")]}
+    request: dict[str, Any] = {
+        "type": "fixed",
+        "components": [_component(sizes[0], "north"), _component(sizes[1], "south")],
+    }
     if kind in ("non-fixed", "urgent"):
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
@@ -107,7 +110,7 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     body = make_body(element.kind, random, earlier)
     duration, code = random.choice([2.0, 15.0, 60.0, 150.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
-    while (job := await grid.submit(body, duration, code, element.name)) is None:
+    while (job := await grid.submit(body, duration, code, element.name)) is None:  # noqa: ASYNC110
         await asyncio.sleep(2.0)
     if not job:
         return
