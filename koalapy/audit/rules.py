@@ -281,9 +281,10 @@ def check_remains(job: JobEvidence, _: Evidence) -> Results:
     if record is None or not record.is_final or record.array is not None:
         return
     held = job.runs_of(RunKind.HELD)
-    if not held and job.runs_of(RunKind.CLAIM):
-        yield Gap("nothing-left", job.job, "no accounting of its resource managers")
     claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
+    accounted = {(run.attempt, run.part) for run in held}
+    if any(claim.begin is not None and key not in accounted for key, claim in claims.items()):
+        yield Gap("nothing-left", job.job, "no accounting of a resource manager that gave it nodes")
     for run in held:
         claim = claims.get((run.attempt, run.part))
         end, moment = record.ended_at, run.last_moment
