@@ -5,9 +5,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from tests.crash.disk import Loss
 from tests.crash.interposer import Crash, parse_point
 from tests.crash.plans import choose_crashes
-from tests.crash.runs import interrupt, record_points
+from tests.crash.power_loss import cut_power, record, remove_recording
+from tests.crash.runs import interrupt, record_points, temporary_folder
 
 
 def interrupt_all(results: Path, workers: int) -> int:
@@ -36,6 +38,20 @@ def _try_interrupt(crash: Crash) -> tuple[str, bool]:
     return f"{crash} | {reached} | {outcome.seconds:.0f} s | {text}", bool(outcome.violations)
 
 
+def cut_power_often(count: int, seed: int) -> int:
+    """Cut the power of one run ``count`` times; print each result. Return 1 after a violation, else 0."""
+    failed = 0
+    with temporary_folder() as folder:
+        recording = record(folder)
+        for cut in recording.choose_cuts(count, (Loss.STRICT, Loss.TORN, Loss.CONTENT), seed):
+            violations = cut_power(recording, cut)
+            failed += bool(violations)
+            print(f"{cut} of {len(recording.changes)} | {'; '.join(map(str, violations))}"[:1000], flush=True)
+        remove_recording(recording)
+    print(f"{count} losses of power, {failed} with violations")
+    return 1 if failed else 0
+
+
 def main() -> int:
     """Return 0 without a violation, 1 with one."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
@@ -45,7 +61,11 @@ def main() -> int:
     parser.add_argument("--time", type=int, default=1, help="at which time (the first is 1)")
     parser.add_argument("--all", metavar="FILE", type=Path, help="interrupt all points; append each result to FILE")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time with --all")
+    parser.add_argument("--power-loss", metavar="N", type=int, help="cut the power of a run N times")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of --power-loss")
     options = parser.parse_args()
+    if options.power_loss:
+        return cut_power_often(options.power_loss, options.seed)
     if options.all:
         return interrupt_all(options.all, options.workers)
     if options.list:
