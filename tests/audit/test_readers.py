@@ -297,6 +297,18 @@ def test_read_accounting_of_embedded_cluster_ends_jobs_of_a_killed_manager(tmp_p
     assert [run.has_ended for run in read_accounting(folder / "accounting")] == [True, True]
 
 
+def test_read_accounting_after_a_loss_of_power_yields_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "accounting"
+    accounting = Accounting(path)
+    accounting.note_start(LocalJob(17, NAME, "grid", 1, nodes=[LocalNode("south-1", "127.0.2.1")]))
+    content = path.read_bytes()
+    beginning = content.index(b"\n")
+    path.write_bytes(bytes(beginning) + content[beginning:] + b'{"job": "17", "en')
+    Accounting(path)  # of the next manager
+    (run,) = read_accounting(path, "south")
+    assert (run.run_id, run.has_ended) == ("17", True)
+
+
 def test_read_accounting_of_unknown_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("what is this\n")
     with pytest.raises(UsageError, match="no accounting that koala knows"):
