@@ -20,6 +20,7 @@ from koalapy.audit.readers import (
     read_accounting,
     read_database,
     read_grid,
+    read_instance,
     read_output,
     read_record,
     read_spool,
@@ -32,7 +33,10 @@ from koalapy.model.job import ArrayTasks, ComponentState, JobState, TimelineEntr
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch, OutputPiece, Submitted
+from tests.audit.history import DATABASE
+from tests.needs import find_postgresql
 from tests.store.jobs import make_job, make_running_job
+from tests.store.postgresql import Server
 
 TOKEN = "7.2.1.5eed"
 NAME = f"koala-3e322907-{TOKEN}"
@@ -99,6 +103,26 @@ def test_read_database_with_array_and_dependency_yields_both(stores: Stores, tmp
     assert [index for index in range(10) if counts.has_index(index)] == [4, 6, 8]
     assert (task_record.task_of, task_record.index, task_record.exit_code) == (3, 4, 0)
     assert record.after == (((3, "any"), (4, "ok")),)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_postgresql() is None, reason="PostgreSQL is not installed")
+def test_read_database_of_postgresql_yields_the_same_facts(stores: Stores, tmp_path: Path) -> None:
+    server = Server(find_postgresql())
+    server.start()
+    try:
+        url = server.new_database()
+        copy = open_stores(url, OutputStore(tmp_path / "output", 1000))
+        for each in (stores, copy):
+            entry = TimelineEntry(7, 50.0, "output-missing", JobState.RUNNING, "its lease is over", 1, 0, "north", "")
+            write(each, jobs={7: make_running_job(7)}, timeline=[entry], submitted=[Submitted("key", 7, "digest")])
+        copy.jobs.close()
+        facts = [replace(fact, source=DATABASE) for fact in read_database(url)]
+        assert len(facts) == 6
+        assert facts == [replace(fact, source=DATABASE) for fact in read_database(f"sqlite:///{tmp_path}/koala.db")]
+        assert len(read_instance(url)) == 8
+    finally:
+        server.remove()
 
 
 def test_read_output_yields_stored_sizes(stores: Stores, tmp_path: Path) -> None:
