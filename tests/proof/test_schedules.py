@@ -4,7 +4,6 @@ import pytest
 
 from tests.proof.schedules import draw_schedule, run_schedule
 
-
 pytestmark = pytest.mark.processes
 
 
