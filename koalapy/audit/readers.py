@@ -403,7 +403,7 @@ def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterat
         with path.open(encoding="utf-8", errors="replace") as file:
             first = file.readline()
             file.seek(0)
-            if first.startswith("{"):
+            if first.startswith(("{", "\0")):  # a loss of power leaves zeros
                 cluster = cluster or path.absolute().parents[1].name
                 source = Source(f"accounting of {cluster}", read_at=time.time() if _is_locked(path) else read_at)
                 runs = _read_embedded(file, cluster, source)
@@ -448,7 +448,7 @@ def _read_embedded(file: Iterable[str], cluster: str, source: Source) -> Iterato
     started: dict[str, dict[str, Any]] = {}
     for line in file:
         with suppress(ValueError):  # a line that was cut when the machine failed
-            fields = json.loads(line)
+            fields = json.loads(line.strip("\0"))
             ended = [started.pop(fields["job"], {})] if "job" in fields else list(started.values())
             if "nodes" in fields:
                 started[fields["job"]] = fields

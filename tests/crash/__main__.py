@@ -12,10 +12,12 @@ from tests.crash.power_loss import cut_power, record, remove_recording
 from tests.crash.runs import interrupt, record_points, temporary_folder
 
 
-def interrupt_all(results: Path, workers: int) -> int:
-    """Interrupt all points that ``results`` does not contain yet. Return 1 after a violation, else 0."""
+def interrupt_all(results: Path, workers: int, prefix: str = "") -> int:
+    """Interrupt all points with a prefix that ``results`` does not contain yet. Return 1 after a violation, else 0."""
     done = {line.split(" | ")[0] for line in results.read_text().splitlines()} if results.exists() else set()
-    crashes = [crash for crash in choose_crashes(record_points()) if str(crash) not in done]
+    crashes = [
+        crash for crash in choose_crashes(record_points()) if str(crash) not in done and str(crash).startswith(prefix)
+    ]
     failed = 0
     with ThreadPoolExecutor(workers) as pool, results.open("a") as file:
         for future in as_completed({pool.submit(_try_interrupt, crash) for crash in crashes}):
@@ -60,6 +62,7 @@ def main() -> int:
     parser.add_argument("--moment", choices=("before", "after"), default="before")
     parser.add_argument("--time", type=int, default=1, help="at which time (the first is 1)")
     parser.add_argument("--all", metavar="FILE", type=Path, help="interrupt all points; append each result to FILE")
+    parser.add_argument("--only", default="", help="with --all: only points whose text begins with this")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time with --all")
     parser.add_argument("--power-loss", metavar="N", type=int, help="cut the power of a run N times")
     parser.add_argument("--seed", type=int, default=0, help="seed of the times of --power-loss")
@@ -67,7 +70,7 @@ def main() -> int:
     if options.power_loss:
         return cut_power_often(options.power_loss, options.seed)
     if options.all:
-        return interrupt_all(options.all, options.workers)
+        return interrupt_all(options.all, options.workers, options.only)
     if options.list:
         for point, count in sorted(record_points().items()):
             print(f"{count:6} {point}")

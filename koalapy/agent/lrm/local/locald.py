@@ -85,6 +85,8 @@ class Accounting:
         """Append a line. Begin a new file when it is large; a full disk loses lines, and nothing else."""
         with suppress(OSError):
             with open(self._path, "a", encoding="utf-8") as file:
+                if "job" not in entry and file.tell():
+                    file.write("\n")  # a loss of power may have cut the last line
                 file.write(json.dumps(entry) + "\n")
                 is_large = file.tell() > _MAX_ACCOUNTING_BYTES
             if is_large:
