@@ -49,6 +49,16 @@ class StandbyGrid(EmbeddedGrid):
     def client_environment(self) -> dict[str, str]:
         return self.environment | {"KOALA_URL": ",".join(self.urls.values())}
 
+    def start_koala(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start a command that knows both daemons."""
+        return subprocess.Popen(
+            [*self.koala_command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.client_environment,
+        )
+
     def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from koalapy.store.database import LEASE_SECONDS
-from tests.grid.grid import wait_until
+from tests.grid.grid import MAX_WAIT_S, wait_until
 from tests.grid.standby import StandbyGrid
 from tests.needs import find_postgresql
 from tests.store.postgresql import Server
@@ -20,6 +20,7 @@ from tests.store.postgresql import Server
 INSTALLED = find_postgresql()
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.skipif(not INSTALLED, reason="PostgreSQL missing")]
 MAX_TAKEOVER_S = 5.0
+ONE_NODE = {"type": "flexible", "total_size": 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,16 @@ def test_standby_after_kill_of_active_takes_over_and_job_continues(grid: Standby
     assert rejection.json()["active"] == grid.urls["first"]
     assert grid.call("second", "GET", f"/api/v1/jobs/{job}").json()["state"] == "running"
 
+    printing = grid.submit(ONE_NODE, "sh", "-c", "for i in $(seq 100); do echo line $i; sleep 0.1; done")
+    grid.wait_for_state(printing, "running")
+    following = grid.start_koala("logs", "-f", str(printing))
+
     takeover_s = grid.end_active(signal.SIGKILL)
     print(f"takeover after kill: {takeover_s:.2f} s")
     assert takeover_s < MAX_TAKEOVER_S
+    output, errors = following.communicate(timeout=MAX_WAIT_S)
+    assert [line for line in output.splitlines() if line.startswith("line")] == [f"line {i}" for i in range(1, 101)]
+    assert following.returncode == 0, errors
     gate.open()
     after = grid.wait_for_end(job)
     assert (after["state"], after["restarts"]) == ("succeeded", before["restarts"])
