@@ -145,6 +145,11 @@ class StandbyGrid(EmbeddedGrid):
         numbers: list[int] = answer.json()["jobs"]
         return numbers
 
+    def read_states(self, jobs: list[int]) -> set[str]:
+        """Return the states that some of these jobs have."""
+        answer = self.http.post("/api/v1/jobs/states", json={"jobs": jobs})
+        return {job["state"] for job in answer.json()["jobs"]}
+
     def count_unfinished(self) -> int:
         return int(self.http.get("/api/v1/jobs", params={"active": True, "count": True, "limit": 1}).json()["count"])
 
