@@ -16,7 +16,7 @@ EXTRAS := drmaa experiments mpi plots postgresql
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check size format bench bench-core bench-advisor bench-relay bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test test-processes test-testbed test-nightly chaos crash fuzz machine check size format bench bench-core bench-advisor bench-relay bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -69,11 +69,16 @@ test-testbed: $(STAMP)  ## ring 3: real Slurm 22.05 and 24.11 and Grid Engine; n
 test-nightly: $(STAMP) machine  ## ring 4: every property at length, statistics, packaging, experiments, chaos, fuzz; hours
 	$(PYTEST) --rings 4
 	$(MAKE) chaos
+	$(MAKE) crash
 	$(MAKE) fuzz MINUTES=60
 
 chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3
 	$(BIN)/python -m tests.chaos --minutes 4.3 --postgresql
+
+crash: $(STAMP)  ## interrupt each side effect of daemon, agents, resource managers and runners, and cut the power: an hour or two
+	$(BIN)/python -m tests.crash --all "$$(mktemp)"
+	$(BIN)/python -m tests.crash --power-loss 100
 
 fuzz: $(STAMP)  ## hostile agents, daemons, runners, head nodes and users, always others: ten minutes, or make fuzz MINUTES=60
 	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 5 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider

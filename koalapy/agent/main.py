@@ -32,6 +32,7 @@ from koalapy.config.logs import configure_logging, warn_of_unknown_variables, wa
 from koalapy.config.settings import ClusterSection, Settings, load_settings
 from koalapy.config.strict_yaml import INSTALLED_CONFIGURATIONS, installed_configuration
 from koalapy.model.errors import ConflictError, UsageError
+from koalapy.runner.folders import make_durable_folder
 from koalapy.system.files import SOCKET_NAME as LOGIN_SOCKET
 from koalapy.system.files import make_private_directory, well_known_path
 from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
@@ -77,12 +78,14 @@ def start_agent(
     manager = ServiceManager.from_environment()
     drop_own_variables()
     section = _section(cluster, settings, config)
+    with suppress(OSError):  # make_private_directory reports the error
+        make_durable_folder(directory)
     directory = make_private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     agent_settings = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
     _check_identity(cluster, agent_settings, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
         if agent_settings.replica_directories and not section.replica_directories:
-            replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
+            make_durable_folder(replica_directory(directory))
         lrm = make_lrm(agent_settings)
         try:
             uvloop.run(_agent(agent_settings, lrm, manager))

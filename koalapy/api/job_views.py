@@ -104,6 +104,7 @@ ComponentView = view_model(
         "warned_at",
         "ended_at",
         "transfer_time",
+        "node_part",
         "replaces",
         "superseded",
     },
@@ -111,7 +112,7 @@ ComponentView = view_model(
 _AttemptComponent = view_model(
     "_AttemptComponent",
     Component,
-    without={"request_index", "lrm_job", "unknown_since", "lease", "lost_at", "replaces"},
+    without={"request_index", "lrm_job", "unknown_since", "lease", "lost_at", "replaces", "node_part"},
 )
 
 

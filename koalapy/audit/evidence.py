@@ -5,7 +5,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Self, get_args
+from math import inf
+from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import TypeAdapter
 
@@ -18,10 +19,24 @@ CREATE INDEX facts_by_array ON facts (json_extract(content, '$.task_of')) WHERE 
 CREATE INDEX facts_by_key ON facts (json_extract(content, '$.key')) WHERE kind = 'Submission';
 """
 _USES = """
-SELECT source, json_extract(content, '$.cluster') AS cluster, node.value AS node, content
-FROM facts, json_each(content, '$.nodes') AS node WHERE kind = 'Run' AND json_extract(content, '$.begin') IS NOT NULL
-ORDER BY source, cluster, node, json_extract(content, '$.begin')
+SELECT source, json_extract(content, '$.cluster') AS cluster, node.value AS node, json_extract(content, '$.kind'), job,
+    json_extract(content, '$.attempt'), json_extract(content, '$.begin') AS begin, json_extract(content, '$.end'),
+    json_extract(content, '$.has_ended'), facts.rowid
+FROM facts, json_each(content, '$.nodes') AS node WHERE kind = 'Run' AND begin IS NOT NULL
+ORDER BY source, cluster, node, begin
 """
+
+
+class NodeUse(NamedTuple):
+    """A run on a node, without what its comparison with other runs on that node does not need."""
+
+    kind: str
+    job: int
+    attempt: int
+    begin: float
+    last_moment: float | None
+    fact: int
+    """The number by which ``find_run`` returns it."""
 
 
 @dataclass(slots=True)
@@ -86,6 +101,13 @@ class Evidence:
         rows = self._database.execute("SELECT coalesce(max(job), 0) FROM facts WHERE kind = 'JobRecord'")
         return int(rows.fetchone()[0])
 
+    def oldest_end(self) -> float:
+        """Return when the first of the jobs in the database ended; infinite without one."""
+        rows = self._database.execute(
+            "SELECT min(json_extract(content, '$.ended_at')) FROM facts WHERE kind = 'JobRecord'"
+        )
+        return inf if (end := rows.fetchone()[0]) is None else float(end)
+
     def find_record(self, job: int) -> JobRecord | None:
         rows = self._database.execute(
             "SELECT kind, source, content FROM facts WHERE job = ? AND kind = 'JobRecord'", (job,)
@@ -109,7 +131,18 @@ class Evidence:
         for _, group in groupby((self._restore(*row) for row in rows), key=lambda submission: submission.key):
             yield list(group)
 
-    def node_uses(self) -> Iterator[Iterator[Run]]:
+    def node_uses(self) -> Iterator[tuple[Source, Iterator[NodeUse]]]:
         """Yield the uses of one node by one source in the order of their beginnings, for one node after the other."""
-        for _, group in groupby(self._database.execute(_USES), key=lambda row: row[:3]):
-            yield (self._restore("Run", row[0], row[3]) for row in group)
+        for (number, *_), group in groupby(self._database.execute(_USES), key=lambda row: row[:3]):
+            source = self.sources[number]
+            uses = (
+                NodeUse(kind, job, attempt, begin, end if has_ended else source.read_at, fact)
+                for *_, kind, job, attempt, begin, end, has_ended, fact in group
+            )
+            yield source, uses
+
+    def find_run(self, number: int) -> Run:
+        """Return the run of a use."""
+        rows = self._database.execute("SELECT source, content FROM facts WHERE rowid = ?", (number,))
+        run: Run = self._restore("Run", *rows.fetchone())
+        return run

@@ -131,6 +131,7 @@ class JobRecord:
     """Its last attempt."""
     exit_code: int | None = None
     reason: str = ""
+    submitted_at: float = 0.0
     ended_at: float | None = None
     shares: bool = False
     """Whether it accepts part of a node beside other jobs."""

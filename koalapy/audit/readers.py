@@ -152,7 +152,10 @@ def read_connection(connection: Connection, clock: str = "daemon") -> Iterator[F
         yield _claim(row, claims, lost)
 
 
-_JOBS = "SELECT id, state, generation, exit_code, reason, ended_at, spec, tasks, array_job, array_index FROM jobs"
+_JOBS = (
+    "SELECT id, state, generation, exit_code, reason, submitted_at, ended_at, spec, tasks, array_job, array_index"
+    " FROM jobs"
+)
 _LOSSES = (
     "SELECT job_id, generation, component, event, at, reason FROM timeline"
     " WHERE component IS NOT NULL AND event IN ('error', 'output-missing')"
@@ -188,6 +191,7 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
         row["generation"],
         row["exit_code"],
         row["reason"],
+        row["submitted_at"],
         row["ended_at"],
         bool(spec.get("share")),
         after,
@@ -399,7 +403,7 @@ def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterat
         with path.open(encoding="utf-8", errors="replace") as file:
             first = file.readline()
             file.seek(0)
-            if first.startswith("{"):
+            if first.startswith(("{", "\0")):  # a loss of power leaves zeros
                 cluster = cluster or path.absolute().parents[1].name
                 source = Source(f"accounting of {cluster}", read_at=time.time() if _is_locked(path) else read_at)
                 runs = _read_embedded(file, cluster, source)
@@ -444,7 +448,7 @@ def _read_embedded(file: Iterable[str], cluster: str, source: Source) -> Iterato
     started: dict[str, dict[str, Any]] = {}
     for line in file:
         with suppress(ValueError):  # a line that was cut when the machine failed
-            fields = json.loads(line)
+            fields = json.loads(line.strip("\0"))
             ended = [started.pop(fields["job"], {})] if "job" in fields else list(started.values())
             if "nodes" in fields:
                 started[fields["job"]] = fields

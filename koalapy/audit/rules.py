@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from koalapy.audit.evidence import Evidence, JobEvidence
+from koalapy.audit.evidence import Evidence, JobEvidence, NodeUse
 from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, format_moment
 
 LINGER_S = 60.0
 """Seconds after a job's end in which a resource manager may still remove its jobs, and repeat failed removals."""
+MIN_RETENTION_S = 3600.0
+"""Seconds for which a daemon keeps an ended job at least."""
 MAX_FINDINGS = 1000
 """Findings that a report lists; more are counted."""
 MAX_EXAMPLES = 3
@@ -238,25 +240,24 @@ def _has_finished(run: Run) -> bool:
 @_grid_rule("node-once")
 def check_nodes(evidence: Evidence) -> Results:
     """No node is held twice by jobs of the grid at a time, unless both accept a part of a node."""
-    for uses in evidence.node_uses():
-        latest: dict[RunKind, Run] = {}
-        for run in uses:
-            earlier = latest.get(run.kind)
-            if earlier is None or _ends_after(run, earlier):
-                latest[run.kind] = run
-            if earlier is None or (earlier.job, earlier.attempt) == (run.job, run.attempt) or run.begin is None:
+    for source, uses in evidence.node_uses():
+        latest: dict[str, NodeUse] = {}
+        for use in uses:
+            earlier = latest.get(use.kind)
+            if earlier is None or (use.last_moment or 0.0) >= (earlier.last_moment or 0.0):
+                latest[use.kind] = use
+            if earlier is None or (earlier.job, earlier.attempt) == (use.job, use.attempt):
                 continue
-            end = earlier.last_moment
-            if end is None or end <= run.begin + earlier.source.tolerance_to(run.source):
-                continue
-            if not all((record := evidence.find_record(job)) and record.shares for job in (earlier.job, run.job)):
-                nodes = sorted(set(earlier.nodes) & set(run.nodes))
-                text = f"{nodes[0]} of {run.cluster} was held by job {earlier.job} as well"
-                yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
+            if (earlier.last_moment or 0.0) > use.begin + source.tolerance_to(source):
+                yield from _judge_node_conflict(evidence.find_run(earlier.fact), evidence.find_run(use.fact), evidence)
 
 
-def _ends_after(run: Run, other: Run) -> bool:
-    return (run.last_moment or 0.0) >= (other.last_moment or 0.0)
+def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
+    """Yield a finding for two runs on a node at the same time, unless both jobs share nodes."""
+    if not all((record := evidence.find_record(job)) and record.shares for job in (earlier.job, run.job)):
+        node = min(set(earlier.nodes) & set(run.nodes))
+        text = f"{node} of {run.cluster} was held by job {earlier.job} as well"
+        yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
 
 
 @_job_rule("claim-ended")
@@ -279,9 +280,10 @@ def check_remains(job: JobEvidence, _: Evidence) -> Results:
     if record is None or not record.is_final or record.array is not None:
         return
     held = job.runs_of(RunKind.HELD)
-    if not held and job.runs_of(RunKind.CLAIM):
-        yield Gap("nothing-left", job.job, "no accounting of its resource managers")
     claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
+    accounted = {(run.attempt, run.part) for run in held}
+    if any(claim.begin is not None and key not in accounted for key, claim in claims.items()):
+        yield Gap("nothing-left", job.job, "no accounting of a resource manager that gave it nodes")
     for run in held:
         claim = claims.get((run.attempt, run.part))
         end, moment = record.ended_at, run.last_moment
@@ -346,9 +348,19 @@ def check_array(job: JobEvidence, evidence: Evidence) -> Results:
         text = f"it {record.state} with {counts.succeeded} succeeded of {counts.size} tasks, {ended} ended"
         yield Finding("array-once", job.job, None, text, (str(record),))
     for state, count in (("succeeded", counts.succeeded), ("failed", counts.failed)):
-        if by_state[state] != count:
-            text = f"it counts {count} tasks that {state}, and {by_state[state]} are recorded"
-            yield Finding("array-once", job.job, None, text, (str(record),))
+        if by_state[state] == count:
+            continue
+        if by_state[state] < count and _may_have_removed_tasks(record, evidence):
+            yield Gap("array-once", job.job, "the daemon may have removed tasks")
+            continue
+        text = f"it counts {count} tasks that {state}, and {by_state[state]} are recorded"
+        yield Finding("array-once", job.job, None, text, (str(record),))
+
+
+def _may_have_removed_tasks(array: JobRecord, evidence: Evidence) -> bool:
+    """Return whether tasks may have been removed: the daemon removes jobs by age, the first that have ended first."""
+    is_young = array.source.read_at < array.submitted_at + MIN_RETENTION_S
+    return not is_young and evidence.oldest_end() >= array.submitted_at
 
 
 @_job_rule("dependency-first")

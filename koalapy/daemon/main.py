@@ -34,6 +34,7 @@ from koalapy.daemon.standby import Standby, check_database, own_url, url_of
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
+from koalapy.runner.folders import make_durable_folder
 from koalapy.store.database import Claim
 from koalapy.store.sql import JobStore
 from koalapy.system.files import FOR_OTHERS, make_private_directory
@@ -70,9 +71,9 @@ def serve(
         """Return the private data directory; create it if needed, and remember that it is new."""
         nonlocal is_new
         with suppress(OSError):  # make_private_directory reports the error
-            data_dir.parent.mkdir(parents=True, exist_ok=True)
-            data_dir.mkdir(mode=0o700)
-            is_new = True
+            existed = data_dir.exists()
+            make_durable_folder(data_dir)
+            is_new = not existed
         return make_private_directory(data_dir, CONTENTS, "--data-dir")
 
     def collect_and_announce(url: str, *active: str) -> None:

@@ -133,6 +133,8 @@ class Component:
     """Whether its claim failed and another component of the attempt replaces it."""
     node_class: str = ""
     """Class of the nodes that it gets on its cluster; empty: any nodes."""
+    node_part: float = 1.0
+    """The part of each node that fair share charges: that of its processors, if the job shares nodes."""
     measured_nodes: int = 0
     """Number of nodes of which the use of processors and memory is known; the next fields are over these."""
     cpu_time: float | None = None

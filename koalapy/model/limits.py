@@ -149,6 +149,8 @@ class NodeUse:
     nodes: int
     start: float
     end: float
+    part: float = 1.0
+    """The part of each node, if the job shared them."""
 
 
 def _amount(name: str, value: float) -> str:

@@ -57,6 +57,24 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_durable_folder(path: Path) -> None:
+    """Create a private folder with its missing parents, and flush its name to the disk. Raise ``OSError``.
+
+    The name of an existing folder is flushed too: the process that created it may have been killed before it did that.
+    """
+    path = os.path.abspath(path)
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_durable_folder(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    with contextlib.suppress(PermissionError):  # another account made the parent, and its names durable
+        sync_folder(parent)
+
+
 @contextlib.contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
     """Yield a path of a Unix socket for ``bind`` and ``connect``, which allow 107 bytes only. Raise ``OSError``."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 TRANSLATED = "KOALA_TRANSLATED"
 """Systems of a translated script, separated by blanks: keys of ``COUNTERPARTS``."""
-SLURM, GRID_ENGINE = "slurm", "grid-engine"
+SLURM, GRID_ENGINE, PBS, LSF = "slurm", "grid-engine", "pbs", "lsf"
 COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
     SLURM: {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), "KOALA_JOB_ID"),
@@ -29,9 +29,27 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
         "NHOSTS": "KOALA_NODES",
         "SGE_TASK_ID": "KOALA_ARRAY_INDEX",
     },
+    PBS: {
+        "PBS_JOBID": "KOALA_JOB_ID",
+        "PBS_NUM_NODES": "KOALA_NODES",
+        "PBS_NUM_PPN": "KOALA_PPN",
+        "PBS_NP": "KOALA_SLOTS",
+        **dict.fromkeys(("PBS_ARRAY_INDEX", "PBS_ARRAYID"), "KOALA_ARRAY_INDEX"),
+        "PBS_ARRAY_ID": "KOALA_ARRAY_JOB",
+    },
+    LSF: {
+        "LSB_JOBID": "KOALA_JOB_ID",
+        "LSB_JOBINDEX": "KOALA_ARRAY_INDEX",
+        **dict.fromkeys(("LSB_DJOB_NUMPROC", "LSB_MAX_NUM_PROCESSORS"), "KOALA_SLOTS"),
+    },
 }
 """By system: its variables, and the variable of koalapy with the same value."""
-CONSTANT = {SLURM: {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, GRID_ENGINE: {}}
+CONSTANT: Mapping[str, Mapping[str, str]] = {
+    SLURM: {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+    GRID_ENGINE: {},
+    PBS: {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_VNODENUM": "0"},
+    LSF: {},
+}
 """By system: variables that every script has, with their values."""
 AT_SUBMISSION = {
     SLURM: (
@@ -45,12 +63,26 @@ AT_SUBMISSION = {
         "SLURM_ARRAY_TASK_STEP",
     ),
     GRID_ENGINE: ("JOB_NAME", "SGE_O_WORKDIR", "SGE_O_HOST", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE"),
+    PBS: ("PBS_JOBNAME", "PBS_O_WORKDIR", "PBS_O_HOST"),
+    LSF: ("LS_SUBCWD", "LSB_SUB_HOST", "LSB_JOBINDEX_END", "LSB_JOBINDEX_STEP"),
 }
 """By system: variables that ``koala submit`` sets."""
-HOST_FILE = "PE_HOSTFILE"
-PREFIXES = {SLURM: ("SLURM_", "SLURMD_"), GRID_ENGINE: ("SGE_", "JOB_ID", "JOB_NAME", "NSLOTS", "NHOSTS", "PE_")}
+HOST_FILES = {GRID_ENGINE: "PE_HOSTFILE", PBS: "PBS_NODEFILE", LSF: "LSB_DJOB_HOSTFILE"}
+"""By system: the variable with the name of a file of the job's hosts."""
+OF_HOSTS = {LSF: ("LSB_HOSTS", "LSB_MCPU_HOSTS")}
+"""By system: variables with the host of each slot, and with each host and its slots."""
+PREFIXES = {
+    SLURM: ("SLURM_", "SLURMD_"),
+    GRID_ENGINE: ("SGE_", "JOB_ID", "JOB_NAME", "NSLOTS", "NHOSTS", "PE_"),
+    PBS: ("PBS_",),
+    LSF: ("LSB_", "LS_"),
+}
 """By system: prefixes of the variables that a site's own resource manager sets, for one component only."""
-COMMANDS = ("sbatch", "salloc", "scancel", "squeue", "sacct", "sinfo", "qsub", "qstat", "qdel", "qrsh", "qalter")
+COMMANDS = (
+    *("sbatch", "salloc", "scancel", "squeue", "sacct", "sinfo"),
+    *("qsub", "qstat", "qdel", "qrsh", "qalter", "pbsdsh"),
+    *("bsub", "bjobs", "bkill", "blaunch", "jsrun"),
+)
 """Commands that have no counterpart in a script."""
 UNAVAILABLE = """\
 #!/bin/sh
@@ -80,8 +112,8 @@ def systems_of(environment: Mapping[str, str]) -> list[str]:
 
 def settable_variables(system: str) -> set[str]:
     """Return the names of all variables of a system that a translated script gets if its job has them."""
-    host_file = {HOST_FILE} if system == GRID_ENGINE else set()
-    return {*COUNTERPARTS[system], *CONSTANT[system], *AT_SUBMISSION[system]} | host_file
+    of_hosts = {*OF_HOSTS.get(system, ()), *([HOST_FILES[system]] if system in HOST_FILES else [])}
+    return {*COUNTERPARTS[system], *CONSTANT[system], *AT_SUBMISSION[system]} | of_hosts
 
 
 def translate_environment(
@@ -96,24 +128,32 @@ def translate_environment(
     for system in systems_of(environment):
         result = {n: v for n, v in result.items() if n in given or not n.startswith(PREFIXES[system])}
         counterparts = dict(COUNTERPARTS[system])
-        if system == GRID_ENGINE:
-            result[HOST_FILE] = f"{folder}/pe-hosts"
-            with open(result[HOST_FILE], "w", encoding="utf-8") as file:
-                file.writelines(f"{host} {slots} koala@{host} <NULL>\n" for host, slots in nodes)
-            if "KOALA_ARRAY_JOB" in environment:
-                counterparts["JOB_ID"] = "KOALA_ARRAY_JOB"
-            else:
-                names = ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE")
-                result.update(dict.fromkeys(names, "undefined"))
+        of_slots = [host for host, slots in nodes for _ in range(slots)]
+        of_nodes = [f"{host} {slots}" for host, slots in nodes]
+        result.update(zip(OF_HOSTS.get(system, ()), (" ".join(of_slots), " ".join(of_nodes)), strict=False))
+        if system in HOST_FILES:
+            lines = [f"{text} koala@{text.split()[0]} <NULL>" for text in of_nodes]
+            result[HOST_FILES[system]] = path = f"{folder}/{system}-hosts"
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in (lines if system == GRID_ENGINE else of_slots))
+        if "KOALA_ARRAY_JOB" in environment:
+            counterparts.update({name: "KOALA_ARRAY_JOB" for name in ("JOB_ID", "LSB_JOBID") if name in counterparts})
+        elif system == GRID_ENGINE:
+            names = ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE")
+            result.update(dict.fromkeys(names, "undefined"))
+        elif system == LSF:
+            result["LSB_JOBINDEX"] = "0"
         values = {name: environment[own] for name, own in counterparts.items() if own in environment}
         result.update({**values, **CONSTANT[system]})
     return result
 
 
 def translated_commands(client: str) -> dict[str, str]:
-    """Return the shell scripts of ``srun`` and ``scontrol``, and of commands that say why they are not available.
+    """Return the shell scripts of ``srun``, ``scontrol`` and other names of ``mpirun``, and of commands that say why
+    they are not available.
 
     ``client``: the shell's words that start ``mpirun``.
     """
     unavailable = {name: UNAVAILABLE.format(name=name) for name in COMMANDS}
-    return {**unavailable, "srun": f'#!/bin/sh\nexec {client} --srun "$@"\n', "scontrol": SCONTROL}
+    aliases = dict.fromkeys(("mpirun.lsf", "ibrun"), f'#!/bin/sh\nexec {client} "$@"\n')
+    return {**unavailable, **aliases, "srun": f'#!/bin/sh\nexec {client} --srun "$@"\n', "scontrol": SCONTROL}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import stat
@@ -50,6 +49,14 @@ ALREADY = ("-allow-run-as-root", "--allow-run-as-root", "-q", "--quiet")
 """Options without an effect here."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 PREFIX = "OMPI_MCA_"
+OF_SYSTEMS = ("SLURM_", "SGE_", "JOB_ID", "JOB_NAME", "NSLOTS", "NHOSTS", "PE_", "PBS_", "LSB_", "LS_SUBCWD")
+"""Prefixes of the variables that a translated script has, and its ranks with it."""
+NOT_OF_STEPS = ("KOALA_", "SLURM_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
+"""Prefixes of variables that ranks do not get as they are."""
+OWN_OF_NODES = ("_", "HOSTNAME", "LD_LIBRARY_PATH", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR")
+"""Variables that each node has itself."""
+OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+"""Variables of the script that ranks have with other values."""
 ENDED = "mpirun: the job of this script has ended: its nodes are no longer available"
 
 
@@ -85,6 +92,15 @@ class Arguments:
         if ":" in self._words:
             give_up("several programs with : are not supported: start one mpirun for each, with & between and wait")
         self.request["command"] = self._words
+
+    def pass_variables(self) -> None:
+        """Let ranks have the variables that a translated script exports, and those of its batch systems, which Open MPI
+        does not pass."""
+        passed = {n: v for n, v in os.environ.items() if not n.startswith(NOT_OF_STEPS) and n not in OWN_OF_NODES}
+        self.request["parameters"].update(passed)
+        names = sorted(name for name in os.environ if name.startswith(OF_SYSTEMS) and name not in OF_TASKS)
+        pairs = [f"{name}={os.environ[name]}" for name in names]
+        self.request["command"] = ["/usr/bin/env", *pairs, *self.request["command"]]
 
     def _read_option(self, word: str) -> None:
         """Read one option with its value."""
@@ -174,54 +190,45 @@ SRUN_SHORT = {
     "-K": "--kill-on-bad-exit",
     "-m": "--distribution",
     "-O": "--overcommit",
+    "-Q": "--quiet",
     "-s": "--oversubscribe",
 }
-SRUN_FLAGS = ("--label", "--unbuffered", "--exact", "--exclusive", "--overlap", "--overcommit", "--oversubscribe")
+SRUN_FLAGS = (
+    *("--label", "--unbuffered", "--exact", "--exclusive", "--overlap", "--overcommit", "--oversubscribe"),
+    *("--pty", "--quiet"),
+)
 SRUN_IGNORED = (
-    "--unbuffered",
-    "--exact",
-    "--exclusive",
-    "--overlap",
-    "--oversubscribe",
-    "--job-name",
-    "--mpi",
-    "--cpu-bind",
-    "--cpu_bind",
-    "--hint",
-    "--kill-on-bad-exit",
+    *("--unbuffered", "--exact", "--exclusive", "--overlap", "--oversubscribe", "--job-name", "--mpi", "--cpu-bind"),
+    *("--cpu_bind", "--hint", "--kill-on-bad-exit", "--mem", "--mem-per-cpu", "--quiet"),
 )
 """Options of srun without an effect here."""
+SRUN_OPTIONS = (*SRUN_NUMBERS, *SRUN_SHORT.values(), *SRUN_FLAGS, *SRUN_IGNORED, "--export")
 RUN = 'exec "$@"'
 RUN_LABELLED = (
     'exec 3>&1; code=$({ { "$@" 2>&1 3>&- 4>&-; echo $? >&4; } '
     '| sed -u "s/^/$OMPI_COMM_WORLD_RANK: /" >&3; } 4>&1); exit "$code"'
 )
-NOT_OF_STEPS = ("KOALA_", "SLURM_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
-"""Prefixes of variables that ``srun`` does not pass as they are."""
-OWN_OF_NODES = ("_", "HOSTNAME", "LD_LIBRARY_PATH", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR")
-"""Variables that each node has itself."""
 
 
 class SrunArguments(Arguments):
     """The options of ``srun``, and the program after them, which gets the variables of Slurm's tasks."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self._label = False
+        self._label = self._has_terminal = False
         self._files: dict[int, str] = {}
         """Files for output and errors, by descriptor."""
         super().__init__(arguments)
-        passed = {n: v for n, v in os.environ.items() if not n.startswith(NOT_OF_STEPS) and n not in OWN_OF_NODES}
-        self.request["parameters"].update(passed)
+        if self._has_terminal and "1" not in (str(self.request["ranks"]), os.environ.get("KOALA_SLOTS")):
+            give_up("--pty is for one task: add -n 1")
         self.request["command"] = ["/bin/sh", "-c", self._task_script(), "srun", *self.request["command"]]
+        self.pass_variables()
         self._open_files()
 
     def _task_script(self) -> str:
         """Return the shell script that gives a task its variables, and executes its program."""
-        of_job = {n: v for n, v in os.environ.items() if n.startswith("SLURM_")}
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in sorted(of_job.items())]
         of_rank = ["PROCID=$OMPI_COMM_WORLD_RANK", "LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK", "NODEID=$KOALA_NODE_INDEX"]
         of_step = ["NTASKS=$OMPI_COMM_WORLD_SIZE", "NPROCS=$OMPI_COMM_WORLD_SIZE"]
-        variables = " ".join([*assignments, *(f"SLURM_{text}" for text in (*of_rank, *of_step))])
+        variables = " ".join(f"SLURM_{text}" for text in (*of_rank, *of_step))
         return f"export {variables}; {RUN_LABELLED if self._label else RUN}"
 
     def _read_option(self, word: str) -> None:
@@ -249,6 +256,8 @@ class SrunArguments(Arguments):
             self._files[1 if name == "--output" else 2] = value.replace("%j", os.environ.get("SLURM_JOB_ID", ""))
         elif name == "--label":
             self._label = True
+        elif name == "--pty":
+            self._has_terminal = True
         elif name == "--overcommit":
             self.request["oversubscribe"] = True
         elif name == "--export" and value.split(",")[0] == "ALL":
@@ -317,6 +326,8 @@ def main(arguments: list[str]) -> int:
     if words[:1] in (["--version"], ["-V"]):
         print_version(runner_folder)
     parsed = SrunArguments(words[1:]) if words[:1] == [SRUN] else Arguments(words)
+    if "KOALA_TRANSLATED" in os.environ and not isinstance(parsed, SrunArguments):
+        parsed.pass_variables()
     parsed.request["input_file"] = find_input()
     try:
         with open(f"{runner_folder}/folder", encoding="utf-8", errors="surrogateescape") as file:

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 
-from koalapy.runner.foreign_scripts import systems_of, translate_environment, translated_commands
+from koalapy.runner.foreign_scripts import PBS, systems_of, translate_environment, translated_commands
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
@@ -91,7 +91,10 @@ class ScriptHead(Role):
         if re.search(r"\bbash\b.* (-[a-z]*l|--login)\b", " ".join(interpreter)):
             environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
         require_program(interpreter[0], environment)
-        self._script = runner.spawn([*interpreter, path, *plan.context["command"][1:]], environment)
+        command = [*interpreter, path, *plan.context["command"][1:]]
+        if PBS in systems_of(environment):  # it starts scripts in the home folder
+            command = ["/bin/sh", "-c", 'cd "${HOME:-/}" && exec "$@"', "sh", *command]
+        self._script = runner.spawn(command, environment)
         runner.report_running()
 
     def _write_script(self) -> str:

@@ -51,7 +51,7 @@ class EventHandler:
         conditions: StartConditions,
         link_paths: LinkPaths,
     ) -> None:
-        self._grid, self._ledger, self._reservations = state.grid, state.ledger, state.reservations
+        self._state, self._grid, self._ledger, self._reservations = state, state.grid, state.ledger, state.reservations
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
@@ -142,7 +142,7 @@ class EventHandler:
 
     def _apply_reservation(self, reservation: Reservation, now: float) -> None:
         """Keep the nodes of a new reservation, or release those of one that has ended and fail the jobs that wait."""
-        self._reservations.store(reservation)
+        self._state.store_reservation(reservation)
         for part in (part for part in reservation.parts if part.cluster in self._grid):
             self._ledger.mark_cluster_changed(part.cluster)
         if self._reservations.get(reservation.name) is None:

@@ -5,11 +5,12 @@ weight share the grid first, then the members of each share what the group has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import ceil, inf
 
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.limits import Charge, FairShareSettings, NodeUse, ScopeKey, ShareLine
+from koalapy.model.reservation import Reservation, ReservationState
 
 LOOKAHEAD_S = 3600.0
 """Seconds that a job is charged in advance: jobs that start at the same time share the nodes by weight, too."""
@@ -30,10 +31,12 @@ class Account:
     past: float = 0.0
     """Node-seconds of ended attempts, decayed until ``at``."""
     at: float = 0.0
-    nodes: int = 0
-    """Nodes of live attempts."""
+    nodes: float = 0.0
+    """Nodes of live attempts; of shared nodes, the parts that they hold."""
     starts: float = 0.0
     """The sum of nodes times start over these attempts."""
+    reserved: dict[int, Reservation] = field(default_factory=dict)
+    """The advance reservations that are in force, by id."""
 
     def decay(self, now: float, half_life: float) -> float:
         """Return what is left of the use by ended attempts. A clock that was set back takes nothing away."""
@@ -52,7 +55,22 @@ class Account:
         if not self.weight:
             return inf
         running = self.nodes * (now + LOOKAHEAD_S) - self.starts
-        return (self.decay(now, half_life) + running) / self.weight
+        reserved = sum(reserved_until(each, now + LOOKAHEAD_S) for each in self.begun(now))
+        return (self.decay(now, half_life) + running + reserved) / self.weight
+
+    def begun(self, now: float) -> list[Reservation]:
+        """Return the reservations that keep nodes now."""
+        return [each for each in self.reserved.values() if each.begins_at <= now < each.ends_at]
+
+
+def reserved_until(reservation: Reservation, at: float) -> float:
+    """Return the node-seconds of a reservation from its begin to a time."""
+    return reservation.nodes * max(0.0, min(at, reservation.ends_at) - reservation.begins_at)
+
+
+def charged_nodes(attempt: Attempt) -> float:
+    """Return the nodes of an attempt; of shared nodes, the parts that it holds."""
+    return sum(component.size * component.node_part for component in attempt.gang)
 
 
 class FairShares:
@@ -74,6 +92,9 @@ class FairShares:
         self._standings: dict[str, Standing] = {}
         """The standings at the time ``_as_of``."""
         self._as_of = 0.0
+        self._live: dict[JobId, float] = {}
+        """The nodes for which active jobs are charged."""
+        self._ended_reservations: set[int] = set()
         for charge in past:
             for key in self._chain(charge.owner):
                 self._accounts[key].charge(charge.node_seconds, charge.at, self._half_life)
@@ -104,22 +125,46 @@ class FairShares:
         """Count a job that has changed its state from ``was``; None: it is new. ``used``: the nodes that it had.
 
         An attempt that ends is charged with the node-seconds that it had, but not if the job returns to its queue or
-        the infrastructure failed: that work was lost by no fault of the user.
+        the infrastructure failed: that work was lost by no fault of the user. Jobs in a reservation are not charged,
+        since its owner is.
         """
         is_active, was_active = job.state.is_active, was is not None and was.is_active
         attempt = job.attempt
         if is_active == was_active or attempt is None or job.spec.internal or job.spec.array is not None:
             return
-        sign, size = 1 if is_active else -1, job.spec.request.total_size
+        if job.spec.reservation:
+            return
+        sign, size = 1, charged_nodes(attempt)
+        if is_active:
+            self._live[job.id] = size
+        else:
+            sign, size = -1, self._live.pop(job.id, size)
         charged = 0.0
         if job.state.is_final and not any(component.infrastructure for component in attempt.components):
-            charged = sum(use.nodes * (use.end - use.start) for use in used)
+            charged = sum(use.nodes * use.part * (use.end - use.start) for use in used)
         for key in self._chain(job.spec.owner):
             account = self._accounts[key]
             account.nodes += sign * size
             account.starts += sign * size * attempt.placed_at
             if charged and job.ended_at is not None:
                 account.charge(charged, job.ended_at, self._half_life)
+        self._standings.clear()
+
+    def store_reservation(self, reservation: Reservation) -> None:
+        """Charge the owner of a reservation for its nodes from its begin to its end, whether jobs use them or not."""
+        is_made = reservation.state is ReservationState.MADE
+        if reservation.state.is_live is not is_made or reservation.id in self._ended_reservations:
+            return
+        for key in self._chain(reservation.owner):
+            account = self._accounts[key]
+            account.reserved.pop(reservation.id, None)
+            if is_made:
+                account.reserved[reservation.id] = reservation
+            elif reservation.state is not ReservationState.FAILED:
+                ended_at = min(reservation.changed_at, reservation.ends_at)
+                account.charge(reserved_until(reservation, ended_at), ended_at, self._half_life)
+        if not is_made:
+            self._ended_reservations.add(reservation.id)
         self._standings.clear()
 
     def lines(self, now: float) -> Iterator[ShareLine]:
@@ -142,5 +187,5 @@ class FairShares:
                     target=part,
                     share=uses[key] / total if total else 0.0,
                     node_hours=uses[key] / 3600.0,
-                    nodes=account.nodes,
+                    nodes=ceil(round(account.nodes, 6)) + sum(each.nodes for each in account.begun(now)),
                 )

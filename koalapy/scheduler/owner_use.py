@@ -164,4 +164,4 @@ def _used(owner: str, attempt: Attempt | None, ended_at: float | None) -> Iterab
     for component in attempt.components if attempt else ():
         end = component.ended_at if component.ended_at is not None else ended_at
         if component.claimed_at is not None and end is not None and end > component.claimed_at:
-            yield NodeUse(owner, component.size, component.claimed_at, end)
+            yield NodeUse(owner, component.size, component.claimed_at, end, component.node_part)

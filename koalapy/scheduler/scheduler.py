@@ -139,7 +139,7 @@ class Scheduler:
     ) -> None:
         """Load the jobs, scan counts and reservations of an earlier daemon run. All clusters start out of reach."""
         for reservation in reservations:
-            self._state.reservations.store(reservation)
+            self._state.store_reservation(reservation)
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:

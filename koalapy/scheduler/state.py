@@ -10,6 +10,7 @@ from koalapy.model.cluster import NO_RELAYS, ClusterPair, RelayedSince, Relays
 from koalapy.model.job import Job, JobId, PlannedStart, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import Reservation
 from koalapy.model.users import Accounts, Sharing
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.advisor.experience import Experience
@@ -255,6 +256,12 @@ class SchedulerState:
         self.past_starts = past_starts
         self.now = 0.0
         """The scheduler's time: the latest time passed to it."""
+
+    def store_reservation(self, reservation: Reservation) -> None:
+        """Keep the nodes of a new reservation and charge its owner, or release those of one that has ended."""
+        self.reservations.store(reservation)
+        if self.owner_use.shares is not None:
+            self.owner_use.shares.store_reservation(reservation)
 
     def standing(self, owner: str) -> Standing:
         """Return the sort key of an owner by fair share now."""

@@ -78,13 +78,15 @@ class HistoryStore:
     def charges(self, since: float) -> list[Charge]:
         """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users.
 
-        Earlier attempts were lost by preemption or failures. So was the last one if its infrastructure failed.
+        Earlier attempts were lost by preemption or failures. So was the last one if its infrastructure failed. Jobs in
+        a reservation are not charged, since its owner is.
         """
         part, other = tables.components, tables.components.alias()
         is_same = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
         failed = exists().where(is_same, other.c.infrastructure)
-        day, used = cast(_parts.ended_at / DAY, Integer), _parts.size * (_parts.ended_at - _parts.claimed_at)
-        query = select(_jobs.owner, func.max(_parts.ended_at).label("at"), func.sum(used).label("used"))
+        day, nodes = cast(_parts.ended_at / DAY, Integer), _parts.size * _parts.node_part
+        used = func.sum(nodes * (_parts.ended_at - _parts.claimed_at)).label("used")
+        query = select(_jobs.owner, func.max(_parts.ended_at).label("at"), used)
         query = query.join_from(part, tables.jobs, _jobs.id == _parts.job_id).where(
             _parts.ended_at > since,
             _parts.claimed_at < _parts.ended_at,
@@ -92,6 +94,7 @@ class HistoryStore:
             _jobs.state.in_(_FINAL),
             _parts.generation == _jobs.generation,
             ~failed,
+            func.coalesce(_jobs.spec["reservation"].as_string(), "") == "",
         )
         rows = self._database.rows(query.group_by(_jobs.owner, day))
         return [Charge(row["owner"], row["used"], row["at"]) for row in rows]

@@ -18,6 +18,7 @@ import structlog
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import JobId
+from koalapy.runner.folders import sync_folder
 from koalapy.system.files import open_owner_only
 
 log = structlog.get_logger()
@@ -164,6 +165,7 @@ class JobNumbers:
             self._file, self._reserved = -1, 0
         if self._file < 0:
             self._file = open_owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
+            sync_folder(self._path.parent)
 
     def _write_numbers(self, *, sync: bool) -> None:
         os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
+from koalapy.runner.folders import make_durable_folder, sync_folder
 from koalapy.store.records import OutputPiece
 from koalapy.system.files import file_identity
 
@@ -61,7 +62,8 @@ class OutputStore:
         self._tail = limit - self.head
         self._streams: dict[Token, Stream] = {}
         self._lock = threading.Lock()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_durable_folder(directory)
+        sync_folder(directory)  # the names of folders that a killed daemon created
         self._identity = file_identity(directory)
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
@@ -218,7 +220,7 @@ class _Writing:
         if not self._folder.is_dir():
             # Another component of the job may create it at the same time.
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(self._folder.parent)
+            sync_folder(self._folder.parent)
         self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._before[path] = -1
 
@@ -235,7 +237,7 @@ class _Writing:
         for descriptor in self._open.values():
             os.fsync(descriptor)
         if -1 in self._before.values():
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for path, descriptor in self._open.items():
@@ -243,14 +245,6 @@ class _Writing:
                 with contextlib.suppress(OSError):
                     path.unlink() if self._before[path] < 0 else os.ftruncate(descriptor, self._before[path])
             os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_segment(segment: Segment, start: int, stop: int) -> bytes:

@@ -222,6 +222,7 @@ components = Table(
     Column("staged_at", Float),
     Column("warned_at", Float),
     Column("node_class", Plain(1000), nullable=False, server_default=""),
+    Column("node_part", Float, nullable=False, server_default="1"),
     Column("measured_nodes", Integer, nullable=False, server_default="0"),
     Column("cpu_time", Float),
     Column("cpu_available", Float),

@@ -44,7 +44,9 @@ class History:
         self.managers = {name: Manager(name, self._random.uniform(-1.9, 1.9)) for name in NODES}
         self._free_at = {(name, index): 100.0 for name, count in NODES.items() for index in range(1, count + 1)}
         self._ends: dict[int, tuple[str, float]] = {}
-        self._next_job = 1
+        self._next_job = 2
+        # It shows that no job that ended later was removed.
+        self.facts.append(JobRecord(DATABASE, 1, "cancelled", submitted_at=10.0, ended_at=50.0))
         for _ in range(jobs):
             kind = self._random.choice(("job", "job", "job", "array", "cancelled"))
             if kind == "array":
@@ -65,7 +67,9 @@ class History:
         counts = ArrayCounts(size, ((5, 5 + (size - 1) * step, step),), succeeded, size - succeeded)
         state = "succeeded" if succeeded == size else "failed"
         end = max(self._ends[job][1] for job in range(array + 1, array + 1 + size))
-        self.facts.append(JobRecord(DATABASE, array, state, 0, 0 if state == "succeeded" else 1, "", end, array=counts))
+        self.facts.append(
+            JobRecord(DATABASE, array, state, 0, 0 if state == "succeeded" else 1, "", 100.0, end, array=counts)
+        )
         self.facts.append(Submission(DATABASE, f"key {array}", array))
         self._ends[array] = state, end
 
@@ -84,7 +88,7 @@ class History:
             begin = self._add_attempt(job, attempt, begin, code)
         state, exit_code = ("cancelled", None) if not runs else ("succeeded", 0) if code == 0 else ("failed", code)
         self._ends[job] = state, begin
-        record = JobRecord(DATABASE, job, state, attempts, exit_code, "", begin, False, tuple(after))
+        record = JobRecord(DATABASE, job, state, attempts, exit_code, "", 100.0, begin, False, tuple(after))
         self.facts.append(replace(record, task_of=task_of, index=index))
         if task_of is None:
             self.facts.append(Submission(DATABASE, f"key {job}", job))

@@ -20,6 +20,7 @@ from koalapy.audit.readers import (
     read_accounting,
     read_database,
     read_grid,
+    read_instance,
     read_output,
     read_record,
     read_spool,
@@ -32,7 +33,10 @@ from koalapy.model.job import ArrayTasks, ComponentState, JobState, TimelineEntr
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch, OutputPiece, Submitted
+from tests.audit.history import DATABASE
+from tests.needs import find_postgresql
 from tests.store.jobs import make_job, make_running_job
+from tests.store.postgresql import Server
 
 TOKEN = "7.2.1.5eed"
 NAME = f"koala-3e322907-{TOKEN}"
@@ -99,6 +103,26 @@ def test_read_database_with_array_and_dependency_yields_both(stores: Stores, tmp
     assert [index for index in range(10) if counts.has_index(index)] == [4, 6, 8]
     assert (task_record.task_of, task_record.index, task_record.exit_code) == (3, 4, 0)
     assert record.after == (((3, "any"), (4, "ok")),)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_postgresql() is None, reason="PostgreSQL is not installed")
+def test_read_database_of_postgresql_yields_the_same_facts(stores: Stores, tmp_path: Path) -> None:
+    server = Server(find_postgresql())
+    server.start()
+    try:
+        url = server.new_database()
+        copy = open_stores(url, OutputStore(tmp_path / "output", 1000))
+        for each in (stores, copy):
+            entry = TimelineEntry(7, 50.0, "output-missing", JobState.RUNNING, "its lease is over", 1, 0, "north", "")
+            write(each, jobs={7: make_running_job(7)}, timeline=[entry], submitted=[Submitted("key", 7, "digest")])
+        copy.jobs.close()
+        facts = [replace(fact, source=DATABASE) for fact in read_database(url)]
+        assert len(facts) == 6
+        assert facts == [replace(fact, source=DATABASE) for fact in read_database(f"sqlite:///{tmp_path}/koala.db")]
+        assert len(read_instance(url)) == 8
+    finally:
+        server.remove()
 
 
 def test_read_output_yields_stored_sizes(stores: Stores, tmp_path: Path) -> None:
@@ -271,6 +295,18 @@ def test_read_accounting_of_embedded_cluster_ends_jobs_of_a_killed_manager(tmp_p
     assert (second.run_id, second.has_ended) == ("18", False)
     Accounting(folder / "accounting")  # of the next manager
     assert [run.has_ended for run in read_accounting(folder / "accounting")] == [True, True]
+
+
+def test_read_accounting_after_a_loss_of_power_yields_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "accounting"
+    accounting = Accounting(path)
+    accounting.note_start(LocalJob(17, NAME, "grid", 1, nodes=[LocalNode("south-1", "127.0.2.1")]))
+    content = path.read_bytes()
+    beginning = content.index(b"\n")
+    path.write_bytes(bytes(beginning) + content[beginning:] + b'{"job": "17", "en')
+    Accounting(path)  # of the next manager
+    (run,) = read_accounting(path, "south")
+    assert (run.run_id, run.has_ended) == ("17", True)
 
 
 def test_read_accounting_of_unknown_file_is_rejected(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, Output, Run, RunKind, Source, Submission
 from koalapy.audit.rules import GRID_RULES, JOB_RULES, audit_facts, find_violations
-from tests.audit.history import History
+from tests.audit.history import DATABASE, History
 
 Fault = Callable[[list[Fact], Random], bool]
 FAULTS: dict[str, tuple[str, Fault]] = {}
@@ -243,6 +243,18 @@ def test_program_that_an_agent_reports_again_is_one_start() -> None:
     for run in find_runs(facts, RunKind.PROGRAM):
         facts.append(replace(run, begin=run.end + 7.0, end=run.end + 7.0))
     assert "attempt-once" not in {finding.rule for finding in find_violations(facts)}
+
+
+@pytest.mark.parametrize(
+    ("read_at", "old_end", "is_gap"), [(9000.0, 7.0, True), (9000.0, 5.0, False), (50.0, 7.0, False)]
+)
+def test_array_without_tasks_is_a_gap_if_the_daemon_may_have_removed_them(
+    read_at: float, old_end: float, is_gap: bool
+) -> None:
+    database = replace(DATABASE, read_at=read_at)
+    array = JobRecord(database, 3, "succeeded", submitted_at=6.0, ended_at=9.0, array=ArrayCounts(1, succeeded=1))
+    report = audit_facts([array, JobRecord(database, 1, "cancelled", ended_at=old_end)])
+    assert (len(report.findings), len(report.missing)) == ((0, 1) if is_gap else (1, 0))
 
 
 def test_each_rule_has_a_planted_fault_and_a_description() -> None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 def state_facts(job: ReportedJob) -> Iterator[Fact]:
     """Yield what the database holds of a job."""
     database = Source("database")
-    yield JobRecord(database, job.id, job.state, job.generation, job.exit_code, job.reason, 0.0)
+    yield JobRecord(database, job.id, job.state, job.generation, job.exit_code, job.reason, 0.0, 0.0)
     for generation, sizes in job.attempts.items():
         for index, (cluster, size) in enumerate(sizes.items()):
             yield Run(database, RunKind.CLAIM, job.id, generation, str(index), cluster, 0.0, size=size)

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ForeignScript:
-    """A script for Slurm or Grid Engine, the options that it becomes, and the numbers of lines without a meaning."""
+    """A script for another system, the options that it becomes, and the numbers of lines without a meaning."""
 
     name: str
     text: str
@@ -101,7 +101,7 @@ mpirun -np $SLURM_NTASKS ./bench
             "output": "%x-%j.log",
             "walltime": 86400,
         },
-        remarks=("no line says how many nodes → --flexible 1",),
+        remarks=("no line says how many nodes → --flexible 1 --ppn 1",),
         printed={"train.sh --epochs 90 2": 1},
     ),
     ForeignScript(
@@ -238,10 +238,10 @@ echo "job $JOB_ID"
 """,
         unclear=(2, 4),
         remarks=(
-            "slots do not say how many nodes: use --flexible with the number of nodes",
+            "4 slots do not say how many nodes: write #KOALA --flexible 4 --ppn 1 for a node for each rank",
             "line 3: #$ -V → --export ALL\n",
             "line 4: #$ -l h_rt=3600 → --walltime 1h\n",
-            "line 4: #$ -l mem_free=4G → NOT UNDERSTOOD: koalapy has no resource mem_free=4G",
+            "line 4: #$ -l mem_free=4G → NOT UNDERSTOOD: it is the memory of a slot",
         ),
         changes=(
             ("#$ -pe openmpi 4\n", "#KOALA --flexible 2 --ppn 2\n"),
@@ -250,5 +250,51 @@ echo "job $JOB_ID"
             ("$JOB_ID", "$KOALA_JOB_ID"),
         ),
         printed={"solve  ": 4, "job JOB": 1},
+    ),
+    ForeignScript(
+        "PBS, chunks",
+        """\
+#!/bin/bash
+#PBS -N flow -j oe
+#PBS -l select=2:ncpus=2:mpiprocs=2
+#PBS -lwalltime=02:00:00,place=scatter:excl
+#PBS -W depend=afterok:7
+#PBS -o logs/$PBS_JOBID.out -e unused
+mpirun -machinefile $PBS_NODEFILE ./solve $(wc -l <$PBS_NODEFILE) $PBS_ARRAYID
+""",
+        fields={
+            "name": "flow",
+            "request": {"type": "flexible", "total_size": 2},
+            "processes_per_node": 2,
+            "walltime": 7200,
+        },
+        unclear=(5,),
+        remarks=(
+            "line 3: #PBS -l select=2:ncpus=2:mpiprocs=2 → --flexible 2 --ppn 2 (a node for each chunk)\n",
+            "line 6: #PBS -o logs/$PBS_JOBID.out → --output logs/%j.out",
+            "line 6: #PBS -e unused → errors are in the output, by -j\n",
+        ),
+        changes=(("#PBS -W depend=afterok:7\n", ""), ("#PBS -o logs/$PBS_JOBID.out -e unused\n", "")),
+        printed={"solve 4  ": 4},
+    ),
+    ForeignScript(
+        "LSF, array",
+        """\
+#!/bin/sh
+#BSUB -J align[1-3:2]%1
+#BSUB -n 2 -W 1:30 -M4000
+#BSUB -R "select[type==any] span[hosts=1]"
+#BSUB -o align-%J-%I.out
+./fit.sh $LSB_JOBINDEX of $LSB_DJOB_NUMPROC
+""",
+        unclear=(4,),
+        remarks=(
+            "line 2: #BSUB -J align[1-3:2]%1 → --name align --array 1-3:2%1\n",
+            "line 3: #BSUB -n 2 → --flexible 1 --ppn 2\n",
+            "line 3: #BSUB -W 1:30 → --walltime 90m\n",
+            "line 4: #BSUB -R span[hosts=1] → together with -n\n",
+        ),
+        changes=(("select[type==any] ", ""), ("#BSUB -o align-%J-%I.out\n", "")),
+        printed={"fit.sh 1 of 2 ": 1, "fit.sh 3 of 2 ": 1},
     ),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.client.errors import Exit
-from koalapy.runner.foreign_scripts import AT_SUBMISSION, GRID_ENGINE, SLURM, TRANSLATED
+from koalapy.runner.foreign_scripts import AT_SUBMISSION, TRANSLATED
 from tests.cli.conftest import Koala
 from tests.cli.foreign_scripts import SCRIPTS, ForeignScript
 
@@ -164,7 +164,7 @@ def test_translated_script(koala: Koala, write_script: Any, script: ForeignScrip
         return
     assert ended.code == 0, ended.err
     job = json.loads(ended.out)
-    own = (TRANSLATED, *AT_SUBMISSION[SLURM], *AT_SUBMISSION[GRID_ENGINE])
+    own = (TRANSLATED, *(name for names in AT_SUBMISSION.values() for name in names))
     job["environment"] = {name: value for name, value in job["environment"].items() if name not in own}
     request = {name: job["request"][name] for name in script.fields["request"]}
     assert request == script.fields["request"]
@@ -200,14 +200,43 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
         ("#SBATCH -N 2 --gpus=h100:4", "--gpus h100:2 (on each node)"),
         ("#SBATCH -N 2 -n 8 -c 2 --mem-per-cpu=1G", "--memory 8GiB (on each node)"),
         ("#SBATCH -n 1", "--flexible 1 --ppn 1"),
+        ("#SBATCH -N 2", "--flexible 2 --ppn 1"),
+        ("#SBATCH --mail-type=END", "no mail without an address: give --mail-user and --mail-type"),
+        ("#PBS -m ae", "no mail without an address: give --mail-user and --mail-type"),
         ("#SBATCH -n 2 --ntasks-per-node=4", "--flexible 1 --ppn 2"),
-        ("#SBATCH -n1 --mail-type=all", "--mail-type begin --mail-type end --mail-type fail"),
+        ("#SBATCH -n1 --mail-type=all --mail-user=a@b.org", "--mail-type begin --mail-type end --mail-type fail"),
         ("#$ -P climate", "--account climate"),
         ("#$-N name", "--name name"),
         ("#$ -S /bin/bash", "the script's first line names its interpreter"),
         ("#$ -o logs/$JOB_NAME.${JOB_ID}.$TASK_ID.log", "--output logs/%x.%A.%a.log (on the cluster of the script)"),
         ("#$ -t 1-9 -tc 3", "--array 1-9%3"),
         ("#$ -tc 3 -t 1-9", "--array 1-9%3"),
+        ("#$ -t 1-100:2 -tc 10", "--array 1-100:2%10"),
+        ("#$ -pe smp 4 -l h_vmem=2G", "--flexible 1 --ppn 4 (smp is an environment of one node)"),
+        ("#$ -pe smp 4 -l h_vmem=2G", "--memory 8GiB (on each node)"),
+        ("#$ -t 1-9 -o /tmp/", "--output /tmp/%x.o%A.%a (on the cluster of the script)"),
+        ("#$ -e /tmp", "--error /tmp/%x.e%A (on the cluster of the script)"),
+        ("#$ -j y -o a -e b", "errors are in the output, by -j"),
+        ("#$ -S '/bin/bash -l'", "the script's first line names its interpreter"),
+        ("#SBATCH --err=a", "--error a (on the cluster of the script)"),
+        ("#SBATCH -o %J-%x", "--output %j-%x (on the cluster of the script)"),
+        ("#SBATCH --reservation=days", "--reservation days"),
+        ("#SBATCH -N 2-2", "--flexible 2 --ppn 1"),
+        ("#PBS -l nodes=2:ppn=8:gpus=1:ib", "--flexible 2 --gpus 1 --feature ib --ppn 8"),
+        ("#PBS -l nodes=2:ppn=2,mem=8gb", "--memory 4GiB (on each node)"),
+        (
+            "#PBS -l select=2:ncpus=8:mem=16gb:ngpus=1",
+            "--flexible 2 --ppn 1 --cpus-per-rank 8 --memory 16GiB --gpus 1 (a node for each chunk)",
+        ),
+        ("#PBS -l ncpus=4", "--flexible 1 --ppn 1 --cpus-per-rank 4"),
+        ("#PBS -J 1-10:2", "--array 1-10:2"),
+        ("#PBS -t 1-10%2", "--array 1-10%2"),
+        ("#PBS -lwalltime=90", "--walltime 90s"),
+        ('#BSUB -n 8 -R "span[ptile=4]"', "--flexible 2 --ppn 4"),
+        ("#BSUB -n 2 -R span[ptile=4]", "--flexible 1 --ppn 2"),
+        ("#BSUB -W30", "--walltime 30m"),
+        ("#BSUB -oo log.%J", "--output log.%A (on the cluster of the script)"),
+        ('#BSUB -gpu "num=2:mode=shared"', "--gpus 2 (on each node)"),
         ("#$ -l s_rt=50,h_rt=60", "--walltime 1m"),
     ],
 )
@@ -238,8 +267,29 @@ def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any,
         ("#SBATCH words", "koalapy has no such option"),
         ("#$ -A text", "it is a text for Grid Engine's records"),
         ("#$ -tc 3", "write it after the indices: --array 1-200%16"),
-        ("#PBS -l nodes=2:ppn=8", "koalapy translates no lines of PBS; write #KOALA lines instead"),
-        ("#BSUB -n 4", "koalapy translates no lines of LSF; write #KOALA lines instead"),
+        ("#OAR -l nodes=2", "koalapy translates no lines of OAR; write #KOALA lines instead"),
+        ("#SBATCH -p a,b", "koalapy takes one partition: use --partition a, or leave it out"),
+        ("#SBATCH -p large --partition=small", "it repeats job.sh:3; leave one out"),
+        ("#SBATCH hetjob", "a script runs on the nodes of all parts: write #KOALA --nonfixed 1,1 in place"),
+        ("#SBATCH -o %N.out", "koalapy does not replace %N in --output"),
+        ("#$ -pe smp 2-4", "name the environment and one number of slots"),
+        ("#$ -pe mpi 4", "4 slots do not say how many nodes: write #KOALA --flexible 4 --ppn 1"),
+        ("#$ -l scratch=1G", "koalapy has no resource scratch=1G"),
+        ("#PBS -l nodes=2:ppn=8+1:ppn=4", "koalapy has one number of ranks on each node: use --nonfixed"),
+        ("#PBS -l select=1:ncpus=2+2:ncpus=4", "koalapy has one number of ranks on each node: use --nonfixed"),
+        ("#PBS -l select=2:ncpus=4:scratch=1gb", "koalapy has no resource scratch=1gb"),
+        ("#PBS -l nodes=node7", "the cluster chooses the nodes: use nodes=NUMBER"),
+        ("#PBS -l place=pack", "chunks are on nodes of their own: use one chunk"),
+        ("#PBS -l nodes=3,mem=8gb", "use --memory with the memory of each node"),
+        ("#PBS -W depend=afterok:7", "use --after JOB"),
+        ("#PBS -I", "koalapy has no such option"),
+        ("#PBS -S /bin/csh", "the script's first line names /bin/bash: write #!/bin/csh there"),
+        ("#BSUB -n 6", "6 slots do not say how many nodes: write #KOALA --flexible 6 --ppn 1"),
+        ("#BSUB -n 6 -R span[ptile=4]", "6 slots are not the same number on each node"),
+        ('#BSUB -R "rusage[mem=4000]"', "its meaning differs between sites: use --memory"),
+        ("#BSUB -oo log", "koalapy appends to files for output: use %J in names"),
+        ("#BSUB -J a[i]", "give indices, as 1-10, 1-10:2 or 1,4,7"),
+        ("#BSUB -a mpich2", "MPI is Open MPI"),
         ("#$ -S /bin/sh", "the script's first line names /bin/bash: write #!/bin/sh there, or leave out -S"),
         ("#$ -o $HOME/logs/", "name a file for --output with %x for the job's name"),
     ],
@@ -268,22 +318,36 @@ def test_export_of_script_passes_variables_of_submission(
     assert "job.sh:2: --export is 'MISSING_HERE': 'MISSING_HERE' is not set" in ended.err
 
 
-def test_lines_of_pbs_are_reported(koala: Koala, write_script: Any) -> None:
-    ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#PBS -N a\n"))
-    assert "job.sh has 1 line #PBS for PBS, which has no effect: koalapy translates no lines of PBS" in ended.err
+def test_lines_of_untranslated_systems_are_reported(koala: Koala, write_script: Any) -> None:
+    ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#PBS -N a\n#OAR -n a\n"))
+    assert "job.sh has 1 line #PBS for PBS, which has no effect: add --translate to use them" in ended.err
+    assert "job.sh has 1 line #OAR for OAR, which has no effect: koalapy translates no lines of OAR" in ended.err
+
+
+@pytest.mark.parametrize("line", ["#SBATCH -n 4", "#$ -pe mpi 4", "#BSUB -n 4"])
+@pytest.mark.parametrize(("choice", "shape"), [("one-node", (1, 4)), ("each-node", (4, 1))])
+def test_ranks_without_nodes_go_where_the_user_chooses(
+    koala: Koala, write_script: Any, monkeypatch: pytest.MonkeyPatch, line: str, choice: str, shape: tuple[int, int]
+) -> None:
+    path = write_script(f"{HEAD}{line}\n")
+    job = read_job(koala, "--translate", "--ranks-on", choice, path)
+    assert (job["request"]["total_size"], job["processes_per_node"]) == shape
+    monkeypatch.setenv("KOALA_RANKS_ON", choice)
+    assert read_job(koala, "--translate", path)["request"] == job["request"]
+    ended = koala("submit", "--translate", "--ranks-on", "moon", path)
+    assert (ended.code, "use each-node or one-node" in ended.err) == (Exit.USAGE, True)
 
 
 def test_translated_array_has_the_variables_that_are_known_at_submission(koala: Koala, write_script: Any) -> None:
-    path = write_script(
-        f"{HEAD}#SBATCH -J sweep --array=1-9:2%3 -c 2\n#$ -cwd\necho $SLURM_ARRAY_TASK_ID $SGE_TASK_ID\n"
-    )
+    path = write_script(f"{HEAD}#SBATCH -J sweep --array=1-9:2%3 -c 2\n#$ -cwd\n#PBS -r y\n#BSUB -r\necho\n")
     environment = read_job(koala, "--translate", "--name", "mine", path)["environment"]
     assert environment == {
-        "KOALA_TRANSLATED": "slurm grid-engine",
+        "KOALA_TRANSLATED": "slurm grid-engine pbs lsf",
         "SLURM_JOB_NAME": "mine",
         "SLURM_SUBMIT_DIR": str(Path.cwd()),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
         "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
         "SLURM_ARRAY_TASK_MIN": "1",
         "SLURM_ARRAY_TASK_MAX": "9",
         "SLURM_ARRAY_TASK_STEP": "2",
@@ -293,6 +357,13 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         "SGE_TASK_FIRST": "1",
         "SGE_TASK_LAST": "9",
         "SGE_TASK_STEPSIZE": "2",
+        "PBS_JOBNAME": "mine",
+        "PBS_O_WORKDIR": str(Path.cwd()),
+        "PBS_O_HOST": socket.gethostname(),
+        "LS_SUBCWD": str(Path.cwd()),
+        "LSB_SUB_HOST": socket.gethostname(),
+        "LSB_JOBINDEX_END": "9",
+        "LSB_JOBINDEX_STEP": "2",
     }
 
 
@@ -315,12 +386,18 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         ("#SBATCH", "x=$(squeue -h)", "squeue does not know"),
         ("#SBATCH", "if true; then sbcast a /tmp/a; fi", "sbcast does not know the job's other clusters: use --stage"),
         ("#$", "qsub next.sh", "qsub does not know"),
+        ("#SBATCH", "srun -n 1 -l --multi-prog file", "srun has no --multi-prog in a translated script"),
+        ("#SBATCH", "time srun --het-group=1 x", "srun has no --het-group in a translated script: use koala mpirun"),
+        ("#PBS", "echo $PBS_QUEUE", "$PBS_QUEUE is not set, since it describes one cluster only: remove it"),
+        ("#PBS", "pbsdsh hostname", "pbsdsh does not know the job's other clusters"),
+        ("#BSUB", "echo $LSB_JOBNAME", "$LSB_JOBNAME is not set, since it describes one cluster only: use the name"),
+        ("#BSUB", "bsub < next.sh", "bsub does not know"),
     ],
 )
 def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
     koala: Koala, write_script: Any, system: str, line: str, reason: str
 ) -> None:
-    option = "-N 1" if system == "#SBATCH" else "-N name"
+    option = {"#SBATCH": "-N 1", "#BSUB": "-J name"}.get(system, "-N name")
     ended = koala("submit", "--translate", write_script(f"{HEAD}{system} {option}\n{line}\n"))
     assert (ended.code, f"line 3: NOT UNDERSTOOD: {reason}" in ended.err) == (Exit.USAGE, True), ended.err
     assert "job.sh: line 3 is not understood" in ended.err
@@ -333,6 +410,7 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
         "echo ${SLURM_RESTART_COUNT:-0} ${SLURM_JOB_GPUS-none}",
         "SLURM_JOB_PARTITION=x; echo $SLURM_JOB_PARTITION",
         "echo run sbatch later; srun hostname; scontrol show hostnames",
+        "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh",
         "# sbatch $SLURM_JOB_PARTITION",
         "echo $NSLOTS $QUEUE",
     ],

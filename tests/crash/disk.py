@@ -130,6 +130,10 @@ class Disk:
         found = self._find_parent(path)
         return found[0].entries.pop(found[1], None) if found is not None else None
 
+    def list_forgettable(self) -> Iterator[tuple[str, bool]]:
+        """Yield the relative paths that a loss of power may forget or empty, and whether the name itself is at risk."""
+        yield from _list_forgettable(self.folder, "", is_durable=True)
+
     def write_to(self, target: Path, loss: Callable[[str], Loss], chance: random.Random) -> None:
         """Write what is left after a loss of power; ``loss`` returns what the disk of a relative path forgets."""
         self._write_folder(self.folder, target, "", loss, chance)
@@ -145,6 +149,18 @@ class Disk:
             elif not child.endswith("-shm"):  # SQLite makes it anew
                 (target / child).write_bytes(_find_content(node, loss(path), chance))
                 (target / child).chmod(0o700)
+
+
+def _list_forgettable(folder: Folder, name: str, *, is_durable: bool) -> Iterator[tuple[str, bool]]:
+    for child, node in folder.entries.items():
+        is_child_durable = is_durable and folder.synced.get(child) is node
+        path = f"{name}{child}"
+        if not is_child_durable:
+            yield path, True
+        elif isinstance(node, File) and node.content != node.synced:
+            yield path, False
+        if isinstance(node, Folder):
+            yield from _list_forgettable(node, f"{path}/", is_durable=is_child_durable)
 
 
 def _list_entries(folder: Folder, loss: Loss, chance: random.Random) -> "dict[str, File | Folder]":

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from koalapy.audit.facts import Fact
+from koalapy.audit.readers import GridFiles, read_grid
 from tests.chaos.checker import check
 from tests.chaos.clients import archive_input, build_command
 from tests.chaos.evidence import FINAL_STATES, Cancellation, Evidence, ReportedJob, Submission, Violation
@@ -15,7 +17,7 @@ from tests.chaos.grid import ChaosGrid, Client, read_details
 from tests.chaos.injector import DaemonKeeper
 from tests.chaos.marks import MarkReader
 from tests.chaos.run import read_jobs, stop_daemon, wait_until_idle
-from tests.chaos.workload import OUTPUT_LIMIT, PlannedJob
+from tests.chaos.workload import PlannedJob
 from tests.crash.interposer import Crash, Interposer, Point
 from tests.crash.workload import ARRAY, FIRST, HIGH, LAST, LONG, LOW, SETTINGS, TASKS, plan_jobs
 
@@ -82,6 +84,8 @@ class CrashRun:
         self.troubles: list[str] = []
         self.submissions: list[Submission] = []
         self.acknowledged: list[Acknowledgement] = []
+        self.bundle = ""
+        """The id of the uploaded input."""
         self._until = time.monotonic() + RUN_TIMEOUT_S
 
     def execute(self) -> Outcome:
@@ -94,9 +98,10 @@ class CrashRun:
             final_reports = wait_until_idle(self.grid, client)
             jobs = read_jobs(client, time.monotonic() + RUN_TIMEOUT_S, self.troubles, self.array_ids())
             client.close()
-        remains = stop_daemon(self.grid, f"sqlite:///{self.grid.directory}/koala.db", self.troubles)
+        remains = self.stop_grid()
         marks = list(MarkReader(self.grid.folder).new())
-        evidence = Evidence(self.submissions, jobs, marks, [], final_reports, remains, self.troubles, OUTPUT_LIMIT)
+        facts = self.read_facts()
+        evidence = Evidence(self.submissions, jobs, marks, [], final_reports, remains, self.troubles, facts)
         return Outcome(
             check(split_arrays(evidence)),
             self.grid.interposer.count_points(),
@@ -105,6 +110,28 @@ class CrashRun:
             Counter(job.state for job in jobs),
             time.monotonic() - began,
         )
+
+    def read_facts(self) -> list[Fact]:
+        """Return what all sides of the stopped grid wrote, for the auditor."""
+        return list(read_grid(GridFiles(self.grid.directory, self._database)))
+
+    @property
+    def _database(self) -> str:
+        return f"sqlite:///{self.grid.directory}/koala.db"
+
+    def stop_grid(self) -> list[str]:
+        """Stop the daemon, and return the remains. One that is killed meanwhile is started, and stopped once more."""
+        had_crashed, troubles = self.grid.interposer.has_crashed(), list[str]()
+        remains = stop_daemon(self.grid, self._database, troubles)
+        if troubles and not had_crashed and self.grid.interposer.has_crashed():
+            troubles.clear()
+            self.grid.begin()
+            client = self.grid.client()
+            wait_until_idle(self.grid, client)
+            client.close()
+            remains = stop_daemon(self.grid, self._database, troubles)
+        self.troubles += troubles
+        return remains
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -137,9 +164,11 @@ class CrashRun:
     def submit(self, client: Client, planned: PlannedJob, **fields: Any) -> int | None:
         """Submit a job with its key until it is acknowledged; return its number."""
         body = {**planned.body, **fields, "command": build_command(self.grid.folder, planned.task)}
-        if planned.input:
+        if planned.input and not self.bundle:
             answer = client.request("POST", "/api/v1/bundles", self._until, content=archive_input(planned.input))
-            body["bundle"] = read_details(answer).get("id", answer.text)
+            self.bundle = read_details(answer).get("id", answer.text)
+        if planned.input:
+            body["bundle"] = self.bundle
         headers = {"Idempotency-Key": f"key-{planned.number}"}
         answer = client.request("POST", "/api/v1/jobs", self._until, json=body, headers=headers)
         ids: tuple[int, ...] = ()

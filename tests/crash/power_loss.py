@@ -16,10 +16,10 @@ from tests.chaos.checker import check
 from tests.chaos.evidence import Evidence, ReportedJob, Submission, Violation
 from tests.chaos.marks import Mark, MarkReader
 from tests.chaos.rank import MARKS
-from tests.chaos.run import read_jobs, stop_daemon, wait_until_idle
-from tests.chaos.workload import OUTPUT_LIMIT
+from tests.chaos.run import read_jobs, wait_until_idle
 from tests.crash.disk import Change, Disk, Loss, read_changes
 from tests.crash.grid import RUN_TIMEOUT_S, Acknowledgement, CrashGrid, CrashRun, split_arrays
+from tests.crash.workload import FILES
 
 CLUSTERS_FOLDER = "clusters/"
 SCOPES = ("all", "daemon", "clusters")
@@ -54,13 +54,17 @@ class Recording:
     acknowledged: Sequence[Acknowledgement]
     marks: Sequence[Mark]
     violations: Sequence[Violation]
+    bundle: str
+    """The id of the uploaded input."""
+
+    def count_changes_before(self, time_s: float) -> int:
+        return sum(change.time_s <= time_s for change in self.changes)
 
     def choose_cuts(self, count: int, losses: Sequence[Loss], seed: int = 0) -> Iterator[Cut]:
         """Yield cuts right after acknowledgements, and at random changes, alternating between losses and scopes."""
         chance = random.Random(seed)
-        times = [change.time_s for change in self.changes]
-        after_answers = [sum(time_s <= told.time_s for time_s in times) for told in self.acknowledged]
-        places = after_answers + [chance.randrange(1, len(times)) for _ in range(count)]
+        after_answers = [self.count_changes_before(told.time_s) for told in self.acknowledged]
+        places = after_answers + [chance.randrange(1, len(self.changes)) for _ in range(count)]
         chance.shuffle(places)
         for number, place in enumerate(places[:count]):
             yield Cut(place, losses[number % len(losses)], SCOPES[number // len(losses) % len(SCOPES)], number)
@@ -73,9 +77,18 @@ def record(folder: Path) -> Recording:
     outcome = run.execute()
     changes = list(read_changes(grid.interposer.writes))
     marks = list(MarkReader(folder).new())
-    folder.rename(folder.with_name(f"{folder.name}.recorded"))
+    folder.rename(_recorded_folder(folder))
     folder.mkdir()
-    return Recording(folder, changes, run.acknowledged, marks, outcome.violations)
+    return Recording(folder, changes, run.acknowledged, marks, outcome.violations, run.bundle)
+
+
+def remove_recording(recording: Recording) -> None:
+    shutil.rmtree(_recorded_folder(recording.folder), ignore_errors=True)
+
+
+def _recorded_folder(folder: Path) -> Path:
+    """Return where the folder of a recorded run is kept."""
+    return folder.with_name(f"{folder.name}.recorded")
 
 
 def cut_power(recording: Recording, cut: Cut) -> list[Violation]:
@@ -88,21 +101,24 @@ def cut_power(recording: Recording, cut: Cut) -> list[Violation]:
         disk.apply(change)
     disk.write_to(folder / "data", cut.loss_of, random.Random(cut.seed))
     time_s = recording.changes[cut.change - 1].time_s
-    lines = (folder.with_name(f"{folder.name}.recorded") / MARKS).read_text().splitlines(keepends=True)
+    lines = (_recorded_folder(folder) / MARKS).read_text().splitlines(keepends=True)
     early = [line for line, mark in zip(lines, recording.marks, strict=True) if mark.time_s <= time_s]
     (folder / MARKS).write_text("".join(early))
     told = [entry for entry in recording.acknowledged if entry.time_s <= time_s]
     try:
-        return _continue_run(folder, told, len(early))
+        return _continue_run(recording, told, len(early))
     finally:
         victims.kill_all(folder)
 
 
-def _continue_run(folder: Path, told: Sequence[Acknowledgement], early: int) -> list[Violation]:
+def _continue_run(recording: Recording, told: Sequence[Acknowledgement], early: int) -> list[Violation]:
     """Start the grid again, submit everything with the same keys, wait for all ends, and check."""
+    folder = recording.folder
     grid = CrashGrid(folder)
     grid.interposer.start_new_boot("00000000-0000-0000-0000-000000000001")
     run = CrashRun(grid)
+    if any(entry.kind == "submitted" and entry.number == FILES for entry in told):
+        run.bundle = recording.bundle
     with run.serving():
         client = grid.client()
         lost = [entry for entry in told if not run.has_job(client, entry.job)]
@@ -110,16 +126,18 @@ def _continue_run(folder: Path, told: Sequence[Acknowledgement], early: int) -> 
         run.wait_for_ends(client)
         final_reports = wait_until_idle(grid, client)
         jobs = read_jobs(client, time.monotonic() + RUN_TIMEOUT_S, run.troubles, run.array_ids())
+        alerts = client.get("/api/v1/alerts", time.monotonic() + RUN_TIMEOUT_S)["alerts"]
         client.close()
-    remains = stop_daemon(grid, f"sqlite:///{grid.directory}/koala.db", run.troubles)
+    remains = run.stop_grid()
     marks = list(MarkReader(folder).new())
     submissions = [_add_earlier(submission, told) for submission in run.submissions]
-    evidence = Evidence(submissions, jobs, marks, [], final_reports, remains, run.troubles, OUTPUT_LIMIT)
+    evidence = Evidence(submissions, jobs, marks, [], final_reports, remains, run.troubles, run.read_facts())
     return sorted(
         [
             *check(split_arrays(evidence)),
             *(Violation("lost", str(entry.job), f"{entry.kind} was acknowledged, and is missing") for entry in lost),
             *_check_ends(told, jobs, marks[early:]),
+            *(Violation("alert", "", str(alert)) for alert in alerts if alert["kind"] == "database"),
         ]
     )
 

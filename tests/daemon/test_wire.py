@@ -280,6 +280,15 @@ def test_submit_message_names_account_of_owner() -> None:
     assert (message["type"], message["local_user"]) == ("submit", "")
 
 
+@pytest.mark.parametrize(("walltime", "limit"), [(None, None), (100.0, 160.0)])
+def test_submit_in_reservation_leaves_its_end_to_the_agent(walltime: float | None, limit: float | None) -> None:
+    spec = JobSpec(FlexibleRequest(3), ("true",), reservation="r1", deadline=119.0, walltime=walltime)
+    placed = [replace(component, submitted_at=10.0) for component in PLACED]
+    commands = CommandMessages(1, PROFILES, Catalogue(), Accounts(), find_site_name=lambda _: "koala-0123456789ab-7")
+    message = commands.build_message(SubmitComponent("north", "7.1.0"), make_job(spec, placed), 3)
+    assert (message["reservation"], message["walltime"]) == ("koala-0123456789ab-7", limit)
+
+
 def test_submit_of_container_job_to_agent_that_may_ignore_it_becomes_stop() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), container="/images/solver.sif")
     job = make_job(spec)

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from koalapy.audit.readers import GridFiles, read_grid
+from koalapy.audit.rules import find_violations
 from tests.grid.grid import MAX_WAIT_S, Folder, Gate, Grid, Load, NodeProcess, wait_until
 
 
@@ -227,6 +229,11 @@ def _make_killer(process: psutil.Process) -> Callable[[], Any]:
             process.kill()
 
     return kill
+
+
+def list_violations(grid: EmbeddedGrid) -> list[str]:
+    """Return what the auditor finds in the evidence of a grid, also while its daemon runs."""
+    return [str(finding) for finding in find_violations(read_grid(GridFiles(grid.directory)))]
 
 
 def close_grid(grid: EmbeddedGrid) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.grid.conftest import GRID_KINDS, grid_of_kind
-from tests.grid.embedded import EmbeddedGrid
+from tests.grid.embedded import EmbeddedGrid, list_violations
 from tests.grid.grid import Gate, Grid, wait_until
 
 pytestmark = pytest.mark.processes
@@ -25,7 +25,10 @@ ON_EACH_MANAGER = pytest.mark.parametrize(
 
 @pytest.fixture(params=GRID_KINDS)
 def grid(request: pytest.FixtureRequest) -> Iterator[Grid]:
-    yield from grid_of_kind(request, KOALA_RULES__UNREACHABLE_AFTER="1")
+    """Yield a grid whose evidence has no violation after the fault."""
+    for grid in grid_of_kind(request, KOALA_RULES__UNREACHABLE_AFTER="1"):
+        yield grid
+        assert not isinstance(grid, EmbeddedGrid) or list_violations(grid) == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.runner.folders import MARK, make_folder, remove_stale_folders, remove_tree
+from koalapy.runner.folders import MARK, make_durable_folder, make_folder, remove_stale_folders, remove_tree
 from tests.deep_folders import deep_folder
 from tests.needs import ROOT, needs
 
@@ -165,3 +166,21 @@ def test_folder_without_mark_is_kept(tmp_path: Path) -> None:
 
 def test_unlistable_base_folder_removes_nothing(tmp_path: Path) -> None:
     assert remove_stale_folders(str(tmp_path / "nowhere")) == []
+
+
+def test_make_durable_folder_flushes_its_name_and_those_of_new_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    make_durable_folder(tmp_path / "new" / "folder")
+    assert synced == [str(tmp_path), str(tmp_path / "new")]
+    make_durable_folder(tmp_path / "new" / "folder")
+    assert synced[2:] == [str(tmp_path / "new")], "its maker may have been killed before it flushed the name"
+    assert stat.S_IMODE((tmp_path / "new" / "folder").stat().st_mode) == 0o700
+
+
+def test_make_durable_folder_over_a_file_raises(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_durable_folder(tmp_path / "file")

@@ -1,6 +1,7 @@
 """Fair share: use by weight, what is charged, and the order of waiting jobs."""
 
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any
@@ -13,11 +14,14 @@ from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.limits import DAY, Charge, FairShareSettings, ShareLine
 from koalapy.model.request import FlexibleRequest
+from koalapy.model.reservation import Reservation, ReservationState, ReservedPart
+from koalapy.scheduler.events import ReservationChanged
 from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
+from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
 
 HOUR = 3600.0
@@ -113,10 +117,14 @@ def test_ended_job_is_charged_with_its_node_seconds() -> None:
     assert node_hours(world, "ann") == pytest.approx(4.0, rel=0.01)
 
 
-def node_hours(world: World, user: str) -> float:
+def shares_of(world: World) -> FairShares:
     shares = world.queries.owner_use.shares
     assert shares is not None
-    return line_of(shares, world.now, user=user).node_hours
+    return shares
+
+
+def node_hours(world: World, user: str) -> float:
+    return line_of(shares_of(world), world.now, user=user).node_hours
 
 
 def test_preempted_attempt_is_not_charged() -> None:
@@ -135,6 +143,56 @@ def test_restored_daemon_orders_jobs_as_before() -> None:
     older, newer = submit(world, "ann"), submit(world, "ben")
     world.restart()
     assert order_of(world) == [newer, older]
+
+
+def test_shared_job_is_charged_for_its_processors() -> None:
+    """Jobs with 1 and 3 of the 4 cores of each node have 1 and 3 quarters of the use."""
+    world = SharingWorld({"north": 8}, FAIR, shares=(FairShareSettings(),))
+    world.share(8, cores=1, owner="ann", run_time=HOUR)
+    world.share(8, cores=3, owner="ben", run_time=HOUR)
+    world.advance(60)
+    assert line_of(shares_of(world), world.now, user="ben").nodes == 6
+    world.advance(HOUR + 5)
+    assert [node_hours(world, user) for user in ("ann", "ben")] == pytest.approx([2.0, 6.0], rel=0.02)
+
+
+def test_kept_reservation_is_charged_to_its_owner_and_not_to_its_jobs() -> None:
+    world = fair_world()
+    reservation = Reservation(
+        1,
+        "lecture",
+        "koala-1",
+        "ann",
+        HOUR,
+        3 * HOUR,
+        (ReservedPart("north", 4),),
+        0.0,
+        ("ben",),
+        ReservationState.MADE,
+    )
+    world.step([ReservationChanged(reservation)])
+    submit(world, "ben", 4, reservation="lecture", run_time=HOUR / 2)
+    shares = shares_of(world)
+    assert shares.standing("ann", HOUR - 1)[0] == 0.0
+    assert shares.standing("ann", 2 * HOUR)[0] == 4 * 2 * HOUR
+    assert line_of(shares, 2 * HOUR, user="ann").nodes == 4
+    over = replace(reservation, state=ReservationState.CANCELLED, changed_at=2 * HOUR)
+    for _ in range(2):
+        world.step([ReservationChanged(over)])
+    assert line_of(shares, 2 * HOUR, user="ann").node_hours == pytest.approx(4.0)
+    assert shares.standing("ben", 2 * HOUR)[0] == 0.0
+
+
+def test_restored_reservation_is_charged_as_before() -> None:
+    settings, now = FairShareSettings(), 5 * HOUR
+    parts = (ReservedPart("north", 4),)
+    ended = Reservation(1, "early", "koala-1", "ann", 0.0, HOUR, parts, 2 * HOUR, (), ReservationState.OVER)
+    kept = Reservation(2, "late", "koala-2", "ann", 4 * HOUR, 9 * HOUR, parts, 0.0, (), ReservationState.MADE)
+    failed = replace(ended, id=3, state=ReservationState.FAILED)
+    shares = FairShares(settings)
+    for reservation in (ended, kept, failed):
+        shares.store_reservation(reservation)
+    assert shares.standing("ann", now)[0] == pytest.approx(4 * HOUR + 4 * 2 * HOUR, rel=0.03)
 
 
 # Groups
@@ -233,3 +291,27 @@ SATURATED = {
 def test_saturated_grid_gives_shares_by_weight(case: str) -> None:
     widths, days, options = SATURATED[case]
     assert used_shares(widths, days, **options) == pytest.approx(TARGETS, abs=2.0)
+
+
+@pytest.mark.nightly
+def test_saturated_grid_with_shared_nodes_gives_processors_by_weight() -> None:
+    """Jobs of ann hold whole nodes, those of ben a core, and those of cyd one to three of the four cores of a node."""
+    draws, span = Random(1), 40 * HOUR
+    settings = FairShareSettings(half_life=span, users=WEIGHTS)
+    world = SharingWorld({"north": 16}, replace(FAIR, plan_after=0.0), shares=(settings,))
+    used = Counter[str]()
+    waiting: dict[JobId, tuple[str, float]] = {}
+    while world.now < span:
+        for user in WEIGHTS:
+            while sum(owner == user and world.state(job) is JobState.QUEUED for job, (owner, _) in waiting.items()) < 4:
+                run_time = draws.uniform(600, 3600)
+                cores = 1 if user == "ben" else draws.randint(1, 3)
+                fields = {} if user == "ann" else {"share": True, "cores": cores}
+                job = submit(world, user, draws.randint(1, 4), run_time=run_time, walltime=run_time + 60, **fields)
+                waiting[job] = user, run_time * (1.0 if user == "ann" else cores / 4)
+        world.advance(300)
+        for job in [job for job in waiting if world.state(job).is_final]:
+            user, part = waiting.pop(job)
+            used[user] += part * world.job(job).spec.request.total_size
+    shares = {user: 100 * used[user] / used.total() for user in WEIGHTS}
+    assert shares == pytest.approx(TARGETS, abs=2.0)

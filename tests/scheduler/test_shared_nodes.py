@@ -71,8 +71,8 @@ class SharingSite(Site):
 class SharingWorld(World):
     site_class = SharingSite
 
-    def __init__(self, sizes: Mapping[str, int], rules: Rules | None = None) -> None:
-        super().__init__(sizes, rules)
+    def __init__(self, sizes: Mapping[str, int], rules: Rules | None = None, **options: Any) -> None:
+        super().__init__(sizes, rules, **options)
         for site in self.sites.values():
             assert isinstance(site, SharingSite)
             site.spec_of = lambda token: self.jobs[parse_token(token).job].spec

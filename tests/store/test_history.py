@@ -191,7 +191,13 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
     failed = job(2, JobState.FAILED, part(0, 20.0), part(1, 20.0, infrastructure=True))
     restarted = job(3, JobState.RUNNING, part(0, 20.0), owner="bob")
     of_today, of_tomorrow = (job(n, JobState.CANCELLED, part(0, end), owner="cyd") for n, end in ((4, 20.0), (5, 1e5)))
-    write_jobs(stores, ended, failed, restarted, of_today, of_tomorrow)
+    shared = with_attempt(
+        Job(6, replace(SPEC, owner="dan"), 0.0, JobState.SUCCEEDED), replace(part(0, 20.0), node_part=0.25)
+    )
+    reserved = with_attempt(
+        Job(7, replace(SPEC, owner="eve", reservation="lecture"), 0.0, JobState.SUCCEEDED), part(0, 20.0)
+    )
+    write_jobs(stores, ended, failed, restarted, of_today, of_tomorrow, shared, reserved)
     again = with_attempt(replace(restarted, state=JobState.SUCCEEDED), part(0, 12.0))
     assert restarted.attempt is not None
     stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, restarted.attempt)]))
@@ -200,6 +206,7 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
         Charge("bob", 4.0, 12.0),
         Charge("cyd", 20.0, 20.0),
         Charge("cyd", 2 * (1e5 - 10), 1e5),
+        Charge("dan", 5.0, 20.0),
     ]
     assert sorted(stores.history.charges(25.0)) == [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
 

@@ -145,6 +145,8 @@ def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.Monke
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
     output = OutputStore(tmp_path, 1000)
+    assert synced == [str(tmp_path.parent), str(tmp_path)]
+    synced.clear()
     output.append(TOKEN, [OutputPiece(0, b"one")])
     assert synced == [str(tmp_path), str(tmp_path / "7" / f"{TOKEN}@0"), str(tmp_path / "7")]
     output.append(TOKEN, [OutputPiece(3, b"two")])

@@ -25,6 +25,7 @@ from koalapy.agent.transfers.roots import remove_tree
 from koalapy.runner.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runner.account_files import MAX_RESULT
 from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
+from koalapy.runner.folders import make_durable_folder
 from koalapy.runner.result_archive import CONTENT
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file
 from koalapy.runner.settings import SECRET_FILE
@@ -321,7 +322,7 @@ class Spool:
         self._instances: set[str] = set()
         """Daemons with folders that this process has made or found, and recorded as written."""
         self.disk_sync = DiskSync()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_durable_folder(directory)
 
     def make_folder(self, instance: str, token: str) -> JournalFolder:
         """Create the folder of a component's journal if it does not exist, and return it. Raise ``OSError``."""

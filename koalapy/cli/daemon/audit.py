@@ -1,5 +1,6 @@
 """``koala audit``: find violations of what the grid promises, in what each side wrote."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,16 +61,7 @@ def _report_json(report: "Report") -> Json:
         "sources": sorted({source.name for source in report.sources}),
         "jobs": report.jobs,
         "violations": report.finding_count,
-        "findings": [
-            {
-                "rule": finding.rule,
-                "job": finding.job,
-                "attempt": finding.attempt,
-                "text": finding.text,
-                "evidence": list(finding.evidence),
-            }
-            for finding in report.findings
-        ],
+        "findings": [asdict(finding) for finding in report.findings],
         "not_proved": [
             {"rule": rule, "missing": missing, "jobs": jobs.count, "examples": jobs.examples}
             for (rule, missing), jobs in report.missing.items()

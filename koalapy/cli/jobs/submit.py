@@ -36,7 +36,16 @@ def submit_job(
         Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
     ] = None,
     export: Export = None,
-    translate: Annotated[bool, Option("--translate", help="translate #SBATCH and #$ lines of the script")] = False,
+    translate: Annotated[
+        bool, Option("--translate", help="translate #SBATCH, #$, #PBS and #BSUB lines of the script")
+    ] = False,
+    ranks_on: Annotated[
+        str,
+        Option(
+            envvar="KOALA_RANKS_ON",
+            help="with --translate: 'one-node' or 'each-node' for ranks without a number of nodes",
+        ),
+    ] = "",
     idempotency_key: Annotated[str | None, Option(help="submissions with the same key create one job")] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="do not submit; show the placement, or why the job would wait")
@@ -56,7 +65,7 @@ def submit_job(
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
-    script, lines = _find_script(command, file, translate=translate), submission.NO_LINES
+    script, lines = _find_script(command, file, ranks_on, translate=translate), submission.NO_LINES
     if script is not None:
         request, job, lines = script.apply_options(request, job)
         export = script.options.export if export is None else export
@@ -106,7 +115,9 @@ def submit_job(
     return None
 
 
-def _find_script(command: list[str] | None, file: Path | None, *, translate: bool) -> "LoadedScript | None":
+def _find_script(
+    command: list[str] | None, file: Path | None, ranks_on: str, *, translate: bool
+) -> "LoadedScript | None":
     """Return the script that a command line names; None for a command, which follows ``--`` or names no file."""
     context = click.get_current_context()
     word = command[0] if command else ""
@@ -122,7 +133,7 @@ def _find_script(command: list[str] | None, file: Path | None, *, translate: boo
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     _note_late_options(command or [], names)
-    return load_script(word, names, translate=translate)
+    return load_script(word, names, translate=translate, ranks_on=ranks_on)
 
 
 def _note_late_options(command: list[str], names: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Load a script, and translate its ``#SBATCH`` lines of Slurm and ``#$`` lines of Grid Engine to options of koalapy."""
+"""Load a script, and translate its lines of Slurm, Grid Engine, PBS and LSF to options of koalapy."""
 
 import os
 import re
@@ -21,22 +21,35 @@ from koalapy.cli.jobs.script_file import (
     split_words,
 )
 from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear, say_choices, split_resource
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
-from koalapy.runner.foreign_scripts import AT_SUBMISSION, COMMANDS, GRID_ENGINE, SLURM, TRANSLATED, settable_variables
+from koalapy.runner.foreign_scripts import (
+    AT_SUBMISSION,
+    COMMANDS,
+    GRID_ENGINE,
+    LSF,
+    PBS,
+    SLURM,
+    TRANSLATED,
+    settable_variables,
+)
+from koalapy.runner.mpirun import SRUN_FLAGS, SRUN_OPTIONS, SRUN_SHORT
 
-SBATCH, QSUB = "#SBATCH", "#$"
-UNTRANSLATED = {"#PBS": "PBS", "#BSUB": "LSF", "#OAR": "OAR", "#FLUX:": "Flux", "#COBALT": "Cobalt"}
+SBATCH, QSUB, PBS_LINE, BSUB = "#SBATCH", "#$", "#PBS", "#BSUB"
+NAMES_OF_SYSTEMS = {SBATCH: "Slurm", QSUB: "Grid Engine", PBS_LINE: "PBS", BSUB: "LSF"}
+UNTRANSLATED = {"#OAR": "OAR", "#FLUX:": "Flux", "#COBALT": "Cobalt"}
 """Systems without a translation, by prefix of their lines."""
 NO_LINES = "koalapy translates no lines of {system}; write #KOALA lines instead"
 OPTIONS: Mapping[str, Mapping[str, ForeignOption]] = {
     prefix: {name: option for option in FOREIGN_OPTIONS["koala submit"][system] for name in option.names}
-    for prefix, system in ((SBATCH, "Slurm"), (QSUB, "Grid Engine"))
+    for prefix, system in NAMES_OF_SYSTEMS.items()
 }
 """The options of each system, by prefix of its lines and by name."""
-SYSTEMS = {SBATCH: SLURM, QSUB: GRID_ENGINE}
+SYSTEMS = {SBATCH: SLURM, QSUB: GRID_ENGINE, PBS_LINE: PBS, BSUB: LSF}
+RANKS_ON = ("each-node", "one-node")
+"""Where ranks go if no line says how many nodes: a node for each, or one node."""
 
 
 @dataclass
@@ -55,6 +68,12 @@ class Directive:
         return f"{self.prefix} {self.name} {self.value}".rstrip()
 
     @property
+    def key(self) -> str:
+        """Return the option's name, with that of a resource in its value."""
+        option = OPTIONS.get(self.prefix, {}).get(self.name)
+        return f"{self.name} {split_resource(self.value)[0]}" if option and option.parts else self.name
+
+    @property
     def meaning(self) -> str:
         meaning = " ".join(self.words) + (f" ({self.remark})" if self.words and self.remark else "") or self.remark
         return meaning if self.is_understood else f"NOT UNDERSTOOD: {meaning}"
@@ -67,41 +86,54 @@ class Directive:
         except Unclear as reason:
             self.reject(str(reason))
 
-    def resolve(self, words: list[str], remark: str = "") -> None:
+    def resolve(self, words: Iterable[str], remark: str = "") -> None:
         """Set the meaning that the option has together with other lines."""
-        self.words, self.remark, self.is_understood = words, remark, True
+        self.words, self.remark, self.is_understood = [*words], remark, True
 
     def reject(self, reason: str) -> None:
         self.words, self.remark, self.is_understood = [], reason, False
 
 
-def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOptions, tuple[str, ...]]:
+def translate_lines(
+    script: Script, refused: frozenset[str], ranks_on: str = ""
+) -> tuple[ScriptOptions, tuple[str, ...]]:
     """Return the options that the foreign lines of a script mean, and its systems; print each line with its meaning.
 
+    ``ranks_on``: a value of ``RANKS_ON``, for lines that do not say how many nodes.
     Raise ``GridError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
     """
     directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
-    _translate_task_counts({entry.name: entry for entry in directives if entry.prefix == SBATCH})
-    _combine_grid_engine([entry for entry in directives if entry.prefix == QSUB])
+    by_prefix = {prefix: {e.key: e for e in directives if e.prefix == prefix} for prefix in OPTIONS}
+    _translate_task_counts(_refuse_parts([entry for entry in directives if entry.prefix == SBATCH]), ranks_on)
+    _combine_lsf(by_prefix[BSUB])
+    for entry in directives:
+        _choose_nodes(entry, ranks_on)
+    _combine_queues({**by_prefix[QSUB], **by_prefix[PBS_LINE]})
     _check_interpreter(script, directives)
+    _check_mail(directives)
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
     for entry in directives:
-        print_note(f"  line {entry.number}: {entry} → {entry.meaning}")
         if entry.is_understood and entry.words:
-            options = add_words(options, entry.words, f"{script.name}:{entry.number}", refused)
-    if directives and not any(entry.name in ("--nodes", "--ntasks", "-pe") for entry in directives):
-        print_note("  no line says how many nodes → --flexible 1, unless #KOALA lines or options do")
+            try:
+                options = add_words(options, entry.words, f"{script.name}:{entry.number}", refused)
+            except GridError as error:
+                entry.reject(f"{error.message.removeprefix(f'{script.name}:{entry.number}: ')}; {error.hint}")
+        print_note(f"  line {entry.number}: {entry} → {entry.meaning}")
+    if directives and not any(entry.key in SIZES for entry in directives):
+        print_note("  no line says how many nodes → --flexible 1 --ppn 1, unless #KOALA lines or options do")
+        if "processes_per_node" not in options.lines:
+            options = add_words(options, ["--ppn", "1"], script.name, refused)
         options = add_words(options, ["--flexible", "1"], script.name, refused)
     systems = tuple(SYSTEMS[prefix] for prefix in SYSTEMS if any(entry.prefix == prefix for entry in directives))
-    unmet = [*_find_variables(script, systems), *_find_commands(script, systems)]
+    unmet = [*_find_variables(script, systems), *_find_commands(script, systems), *_find_srun_options(script, systems)]
     for number, text in unmet:
         print_note(f"  line {number}: NOT UNDERSTOOD: {text}")
     if "mpirun" in script.text:
         for number in (number for number, line in _commands_of(script) if MODULE.search(line)):
             print_note(f"  line {number}: a module may put its own mpirun first in PATH: use koala mpirun")
     head = {number for number, _ in script.head}
-    for number in (*script.lines_with(SBATCH), *script.lines_with(QSUB)):
+    for number in (number for prefix in OPTIONS for number in script.lines_with(prefix)):
         if number not in head:
             print_note(f"  line {number}: it has no effect, since it follows a command")
     if unclear := sorted({entry.number for entry in directives if not entry.is_understood} | {n for n, _ in unmet}):
@@ -113,20 +145,51 @@ def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOpti
     return options, systems
 
 
+SIZES = ("--nodes", "--ntasks", "-pe", "-l nodes", "-l select", "-l ncpus", "-n")
+"""Keys of directives that say how many nodes or slots a job has."""
+
+
 def _check_interpreter(script: Script, directives: Iterable[Directive]) -> None:
-    """Reject an interpreter of Grid Engine that is not that of the script's first line."""
+    """Reject an interpreter of another line that is not that of the script's first line."""
     first = script.text.partition("\n")[0].removeprefix("#!").strip()
+    shells = {os.path.basename(word) for word in first.split()}
     for entry in directives:
-        if (entry.prefix, entry.name) == (QSUB, "-S") and entry.value != first:
+        if entry.name in ("-S", "-L") and entry.prefix in (QSUB, PBS_LINE, BSUB):
+            if entry.value and os.path.basename(entry.value.split()[0]) in shells:
+                continue
             entry.reject(f"the script's first line names {first}: write #!{entry.value} there, or leave out -S")
 
 
-def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
+def _check_mail(directives: Iterable[Directive]) -> None:
+    """Leave out mail of a script that names no address."""
+    if not any("--mail-user" in entry.words for entry in directives):
+        for entry in directives:
+            if "--mail-type" in entry.words:
+                entry.resolve([], "no mail without an address: give --mail-user and --mail-type")
+
+
+def _refuse_parts(entries: list[Directive]) -> dict[str, Directive]:
+    """Return the options of a job of Slurm by name. Reject a heterogeneous one, and return those of its first part."""
+    borders = [index for index, entry in enumerate(entries) if entry.name in ("hetjob", "packjob")]
+    first, *others = [entries[begin:end] for begin, end in zip([0, *borders], [*borders, None], strict=True)]
+    sizes = ",".join(next((e.value for e in part if e.name == "--nodes"), "1") for part in (first, *others))
+    for border, *part in others:
+        border.reject(
+            f"a script runs on the nodes of all parts: write #KOALA --nonfixed {sizes} in place of their lines, and "
+            "start the program of each by mpirun --cluster, with the clusters of $KOALA_CLUSTER_LIST"
+        )
+        for entry in part:
+            entry.resolve([], "of another part")
+    return {entry.name: entry for entry in first}
+
+
+def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -> None:
     """Set the meaning of Slurm's options that depend on others: tasks, and GPUs and memory of the job or of a task."""
 
     def read(name: str) -> int | None:
         value = directives[name].value if name in directives else ""
-        return int(value) if re.fullmatch(r"[1-9][0-9]{0,8}", value) else None
+        match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-\1)?", value)
+        return int(match[1]) if match else None
 
     nodes, tasks, per_node = read("--nodes"), read("--ntasks"), read("--ntasks-per-node")
     if tasks is not None:
@@ -140,8 +203,10 @@ def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
             nodes = -(-tasks // per_node)
             entry.resolve(["--flexible", str(nodes), *ranks_of_one])
         elif nodes is None:
-            of_both = f"--flexible {tasks} --ppn 1 for a node for each rank, or --flexible 1 --ppn {tasks} for one node"
-            entry.reject(f"{tasks} ranks do not say how many nodes: write #KOALA {of_both}")
+            entry.reject(say_choices(tasks, "ranks"))
+            _choose_nodes(entry, ranks_on)
+            if entry.is_understood:
+                nodes, per_node = int(entry.words[1]), int(entry.words[3])
         elif per_node is None:
             per_node = tasks // nodes
             entry.resolve(["--ppn", str(per_node)])
@@ -149,8 +214,10 @@ def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
             entry.resolve([], "together with the other sizes")
         if nodes is not None and tasks != nodes * (per_node or 1):
             entry.reject(f"{tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
-    elif "--nodes" not in directives and "--ntasks" not in directives:
+    elif "--nodes" not in directives:
         nodes = 1
+    elif nodes and "--ntasks-per-node" not in directives:
+        directives["--nodes"].words += ["--ppn", "1"]
     ranks, cpus = per_node or 1, read("--cpus-per-task") or 1
     for name, option, part, count in (
         ("--gpus", "--gpus-per-node", 1, nodes),
@@ -161,10 +228,10 @@ def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
             _resolve_amount(directives[name], OPTIONS[SBATCH][option], part, count)
 
 
-def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divisor: int) -> None:
-    """Set the meaning of an amount of which each node has ``factor / divisor``."""
+def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divisor: int, value: str = "") -> None:
+    """Set the meaning of an amount of which each node has ``factor / divisor``; ``value``: other than the entry's."""
     try:
-        (option, amount), remark = of_node.translate(entry.value)
+        (option, amount), remark = of_node.translate(value or entry.value)
     except (Unclear, ValueError):
         return
     number = re.search(r"^\d+(?=[KMGT]iB$)|\d+$", amount)
@@ -173,24 +240,65 @@ def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divis
         entry.resolve([option, f"{amount[: number.start()]}{of_each}{amount[number.end() :]}"], remark)
 
 
-def _combine_grid_engine(entries: Iterable[Directive]) -> None:
-    """Join the tasks at once of Grid Engine to its array, and drop its soft time limit beside a hard one."""
-    directives = {
-        f"{entry.name} {entry.value}".partition("=")[0] if entry.name == "-l" else entry.name: entry
-        for entry in entries
-    }
+def _choose_nodes(entry: Directive, ranks_on: str) -> None:
+    """Set the meaning of a number of ranks that does not say how many nodes, as the user chooses."""
+    if ranks_on and not entry.is_understood and "do not say how many nodes" in entry.remark:
+        count = entry.value.split()[-1]
+        sizes = (count, "1") if ranks_on == RANKS_ON[0] else ("1", count)
+        entry.resolve(["--flexible", sizes[0], "--ppn", sizes[1]], f"--ranks-on {ranks_on}")
+
+
+def _number_after(option: str, words: list[str]) -> int:
+    """Return the number of an option in the words of a request; 1 if it is missing."""
+    return int(words[words.index(option) + 1]) if option in words else 1
+
+
+def _combine_queues(directives: Mapping[str, Directive]) -> None:
+    """Set the meaning of options of Grid Engine and PBS that depend on others."""
     array, at_once = directives.get("-t"), directives.get("-tc")
     if array and array.words and at_once:
         array.words[1] += f"%{at_once.value}"
         at_once.resolve([], "together with -t")
     if {"-l h_rt", "-l s_rt"} <= directives.keys():
         directives["-l s_rt"].resolve([], "h_rt is the limit; use --signal for a signal before it")
+    files = [directives[name] for name in ("-o", "-e") if name in directives and directives[name].words]
+    for entry in files:
+        if ("-t" in directives or "-J" in directives) and entry.words[1].endswith(("/%x.o%A", "/%x.e%A")):
+            entry.words[1] += ".%a"
+    if "-e" in directives and "-j" in directives and directives["-j"].value not in ("n", "no"):
+        directives["-e"].resolve([], "errors are in the output, by -j")
+    sizes = [directives[key] for key in SIZES if key in directives]
+    words = sizes[0].words if sizes else ["--flexible", "1"]
+    for key, entry in directives.items():
+        of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "virtual_free", "vf") or (
+            key == "-l mem" and entry.prefix == QSUB
+        )
+        if words and (of_slot or key == "-l mem"):
+            factor, divisor = (_number_after("--ppn", words), 1) if of_slot else (1, _number_after("--flexible", words))
+            memory = OPTIONS[SBATCH]["--mem"]
+            _resolve_amount(entry, memory, factor, divisor, split_resource(entry.value)[1])
+
+
+def _combine_lsf(directives: Mapping[str, Directive]) -> None:
+    """Set the meaning of slots of LSF by the hosts that they span."""
+    slots, span = directives.get("-n"), directives.get("-R span")
+    if not slots or not span or not slots.value.isdecimal():
+        return
+    kind, count = split_resource(split_resource(span.value)[1])
+    ranks = int(slots.value) if (kind, count) == ("hosts", "1") else int(count) if count.isdecimal() else 0
+    if kind in ("hosts", "ptile") and ranks:
+        ranks = min(ranks, int(slots.value))
+        span.resolve([], "together with -n")
+        if int(slots.value) % ranks:
+            slots.reject(f"{slots.value} slots are not the same number on each node: use --flexible and --ppn")
+        else:
+            slots.resolve(["--flexible", str(int(slots.value) // ranks), "--ppn", str(ranks)])
 
 
 def note_foreign_lines(script: Script) -> None:
     """Print a hint if a script has lines of other systems, which have no effect without ``--translate``."""
     use = "add --translate to use them"
-    systems = {SBATCH: ("Slurm", use), QSUB: ("Grid Engine", use)}
+    systems = {prefix: (system, use) for prefix, system in NAMES_OF_SYSTEMS.items()}
     systems |= {prefix: (system, NO_LINES.format(system=system)) for prefix, system in UNTRANSLATED.items()}
     for prefix, (system, hint) in systems.items():
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
@@ -200,7 +308,7 @@ def note_foreign_lines(script: Script) -> None:
 
 
 def _read_line(number: int, text: str, name: str) -> list[Directive]:
-    """Return the options of a line of Slurm or Grid Engine; nothing for a line of no system."""
+    """Return the options of a line of another system; nothing for a line of none."""
     prefix = text.split(None, 1)[0] if text else ""
     if text.startswith(f"{QSUB}-"):  # Grid Engine needs no blank
         prefix = QSUB
@@ -210,7 +318,7 @@ def _read_line(number: int, text: str, name: str) -> list[Directive]:
     if prefix not in OPTIONS:
         return []
     words = split_words(text[len(prefix) :], f"{name}:{number}")
-    pairs = _split_slurm(words) if prefix == SBATCH else _split_grid_engine(words)
+    pairs = _split_slurm(words) if prefix == SBATCH else _split_letters(words, prefix)
     directives = [Directive(number, prefix, option, value) for option, value in pairs]
     for entry in directives:
         entry.translate()
@@ -225,7 +333,8 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
         name, equals, value = word.partition("=")
         if not word.startswith("--") and word.startswith("-"):
             name, value = word[:2], word[2:].removeprefix("=")
-        option = OPTIONS[SBATCH].get(name)
+        matches = {o.names[0]: o for long, o in OPTIONS[SBATCH].items() if name[2:] and long.startswith(name)}
+        option = OPTIONS[SBATCH].get(name) or (next(iter(matches.values())) if len(matches) == 1 else None)
         if option is not None and option.flag:
             value = value if equals else ""
         elif not equals and not value and words and not words[0].startswith("-"):
@@ -234,16 +343,19 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _split_grid_engine(words: list[str]) -> list[tuple[str, str]]:
-    """Return the options of a Grid Engine line, each with its values."""
+def _split_letters(words: list[str], prefix: str) -> list[tuple[str, str]]:
+    """Return the options of a line of Grid Engine, PBS or LSF, each with its values, and one for each resource."""
     pairs: list[tuple[str, str]] = []
     for word in words:
-        if word.startswith("-") or not pairs:
-            pairs.append((word, ""))
-        else:
+        if not word.startswith("-") and pairs:
             option, value = pairs[-1]
             pairs[-1] = option, f"{value} {word}".strip()
-    return [(option, part) for option, value in pairs for part in (value.split(",") if option == "-l" else [value])]
+        elif prefix != QSUB and word not in OPTIONS[prefix] and word[:2] in OPTIONS[prefix]:  # as in -lwalltime=60
+            pairs.append((word[:2], word[2:]))
+        else:
+            pairs.append((word, ""))
+    separate = {"-l": r"[^,]+", "-R": r"\w+\[[^\]]*\]|\S+"}
+    return [(o, part) for o, value in pairs for part in (re.findall(separate.get(o, r"(?s).+"), value) or [""])]
 
 
 OWN_NAMES = {
@@ -254,11 +366,14 @@ OWN_NAMES = {
     "SLURM_JOB_CPUS_PER_NODE": "nproc",
     "SLURM_GPUS_ON_NODE": "CUDA_VISIBLE_DEVICES, if the site sets it",
     "SGE_STDOUT_PATH": "koala logs",
+    "LSB_JOBNAME": "the name of the job",
 }
 """Variables that a job on several clusters does not have, and what to use instead."""
 NAMES = {
     SLURM: re.compile(r"\b(SLURMD?_\w+)\b"),
     GRID_ENGINE: re.compile(r"(?<=\$)\{?(JOB_ID|JOB_NAME|NSLOTS|NHOSTS|NQUEUES|QUEUE|PE)\b|\b(SGE_\w+|PE_HOSTFILE)\b"),
+    PBS: re.compile(r"\b(PBS_\w+)\b|(?<=\$)\{?(NCPUS)\b"),
+    LSF: re.compile(r"\b(LSB_\w+|LS_SUBCWD)\b"),
 }
 """By system: its variables in a script of any language."""
 COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time)\s)\s*(%s)(?=\s|$)"
@@ -293,11 +408,27 @@ def _find_variables(script: Script, systems: Iterable[str]) -> Iterator[tuple[in
 
 def _find_commands(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each use of a command of a batch system that a translated script does not have, with a remedy."""
-    pattern = re.compile(COMMAND % "|".join((*COMMANDS, "sbcast", "sgather", "sattach", "ibrun", "aprun")))
+    pattern = re.compile(COMMAND % "|".join((*COMMANDS, "sbcast", "sgather", "sattach", "aprun")))
     for number, line in _commands_of(script) if systems else ():
         for name in pattern.findall(line):
             use = "use --stage and --collect" if name in ("sbcast", "sgather") else "use koala where you submit"
             yield number, f"{name} does not know the job's other clusters: {use}"
+
+
+def _find_srun_options(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each option of ``srun`` that a translated script does not have, with a remedy."""
+    for number, line in _commands_of(script) if SLURM in systems else ():
+        for match in re.finditer(COMMAND % "srun", line):
+            words = iter(line[match.end() :].split())
+            for word in words:
+                if not word.startswith("-"):
+                    break
+                name = word.partition("=")[0] if word.startswith("--") else SRUN_SHORT.get(word[:2], word[:2])
+                if name not in SRUN_OPTIONS:
+                    yield number, f"srun has no {name} in a translated script: use koala mpirun, or leave it out"
+                    break
+                if name not in SRUN_FLAGS and "=" not in word and (word.startswith("--") or len(word) == 2):
+                    next(words, None)
 
 
 @dataclass(frozen=True)
@@ -319,7 +450,12 @@ class LoadedScript:
         array = (indices[0].first, indices[-1].last, step) if indices else (None, None, None)
         name, folder, host = options.get("name") or self.name, os.getcwd(), socket.gethostname()
         shape = options.get("cpus_per_rank"), options.get("processes_per_node")
-        values = {SLURM: (name, folder, host, *shape, *array), GRID_ENGINE: (name, folder, host, *array)}
+        values = {
+            SLURM: (name, folder, host, *shape, *array),
+            GRID_ENGINE: (name, folder, host, *array),
+            PBS: (name, folder, host),
+            LSF: (folder, host, *array[1:]),
+        }
         pairs = [pair for system in self.systems for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
         return {TRANSLATED: " ".join(self.systems)} | {n: str(value) for n, value in pairs if value is not None}
 
@@ -333,18 +469,21 @@ class LoadedScript:
         return merged_request, merged_job, lines
 
 
-def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
+def load_script(path: str, names: set[str], *, translate: bool, ranks_on: str = "") -> LoadedScript:
     """Read a script and its options. Raise ``GridError`` with its file and line for a wrong one.
 
-    ``names``: all options of ``koala submit``, of which only those of a job may be in the script.
+    ``names``: all options of ``koala submit``, of which only those of a job may be in the script. ``ranks_on``: see
+    ``translate_lines``.
     """
+    if ranks_on and ranks_on not in RANKS_ON:
+        raise GridError(f"--ranks-on is {ranks_on!r}", Exit.USAGE, f"use {' or '.join(RANKS_ON)}")
     script = read_script(path)
     refused = frozenset(names - job_options())
     options = read_directives(script, refused)
     if not translate:
         note_foreign_lines(script)
         return LoadedScript(script.name, script.text, options)
-    foreign, systems = translate_lines(script, refused)
+    foreign, systems = translate_lines(script, refused, ranks_on)
     merged = ScriptOptions(
         merge_request(foreign.request, options.request),
         merge_job(foreign.job, options.job),

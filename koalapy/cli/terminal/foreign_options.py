@@ -1,13 +1,16 @@
-"""Options of Slurm and Grid Engine and their meaning in koalapy, from the table ``foreign_options.yaml``.
+"""Options of other systems and their meaning in koalapy, from the table ``foreign_options.yaml``.
 
-The table answers unknown options of a command, translates ``#SBATCH`` and ``#$`` lines (``cli/jobs/translation.py``),
+The table answers unknown options of a command, translates lines of scripts (``cli/jobs/translation.py``),
 and is shown in ``docs/coming-from-slurm.md``.
 """
 
+import getpass
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -15,6 +18,7 @@ import yaml
 from koalapy.model.job_spec import find_unknown_pattern
 
 MAX_VALUE_LENGTH = 60
+NO_RESOURCE = "koalapy has no resource {}: use --memory, --cores, --gpus or --feature for each node"
 Translation = tuple[list[str], str]
 """Options of koalapy, and a remark."""
 
@@ -35,9 +39,16 @@ class ForeignOption:
     only: Sequence[str] = ()
     unclear: str = ""
     flag: bool = False
+    parts: Mapping[str, "ForeignOption"] = field(default_factory=dict)
+    """Resources that its value may be, by name."""
 
     def translate(self, value: str) -> Translation:
         """Return the counterpart of the option with a value. Raise ``Unclear`` if it has none."""
+        if self.parts:
+            name, amount = split_resource(value)
+            if name not in self.parts:
+                raise Unclear(NO_RESOURCE.format(value))
+            return self.parts[name].translate(amount)
         if self.value:
             return VALUES[self.value](value, self.use)
         if self.unclear and value not in self.only:
@@ -55,10 +66,17 @@ class ForeignOption:
         return " ".join(["use", *options]) + (f", {remark}" if remark else "") if options else f"leave it out: {remark}"
 
 
+def split_resource(value: str) -> tuple[str, str]:
+    """Return the name and amount of a resource, as in ``h_rt=60`` and ``span[ptile=4]``."""
+    name, amount = re.fullmatch(r"([^=\[]*)(.*)", value, re.DOTALL).groups()  # type: ignore[union-attr]
+    return name, amount.removeprefix("=").removeprefix("[").removesuffix("]") if amount else ""
+
+
 def _translate_number(value: str, use: str) -> Translation:
-    if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) == 0:
+    first, dash, last = value.partition("-")  # a range of one number is one
+    if not re.fullmatch(r"[0-9]{1,9}", first) or int(first) == 0 or (dash and first != last):
         raise Unclear("give one number")
-    return [use, str(int(value))], ""
+    return [*use.split(), str(int(first))], ""
 
 
 def _format_walltime(seconds: int) -> Translation:
@@ -79,32 +97,150 @@ def _translate_slurm_time(value: str, _: str) -> Translation:
     return _format_walltime(days * 86400 + first * 3600 + second * 60 + third)
 
 
-def _translate_resource(value: str, _: str) -> Translation:
-    """Convert the requested run time of Grid Engine, in seconds or as hours:minutes:seconds."""
-    name, _, amount = value.partition("=")
-    if name not in ("h_rt", "s_rt") or not re.fullmatch(r"\d+(:\d+){0,2}", amount):
-        raise Unclear(f"koalapy has no resource {value}: use --memory, --cores, --gpus or --feature for each node")
-    numbers = reversed([int(number) for number in amount.split(":")])
-    return _format_walltime(sum(number * unit for number, unit in zip(numbers, (1, 60, 3600), strict=False)))
+def _translate_clock(value: str, unit: int, system: str) -> Translation:
+    """Convert ``[[hours:]minutes:]seconds`` to a walltime; ``unit``: seconds of the last number."""
+    if not re.fullmatch(r"\d+(:\d+){0,2}", value):
+        raise Unclear(f"it is no time of {system}: use --walltime, as 90m or 1:30:00")
+    numbers = reversed([int(number) for number in value.split(":")])
+    return _format_walltime(sum(number * unit * 60**power for power, number in enumerate(numbers)))
+
+
+ONE_NODE = ("smp", "threaded", "threads", "thread", "multithread", "omp", "openmp", "shm", "shared", "serial")
+"""Usual names of parallel environments of Grid Engine whose slots are on one node."""
+
+
+def _translate_parallel_environment(value: str, use: str) -> Translation:
+    name, _, slots = value.partition(" ")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", slots.strip()):
+        raise Unclear("name the environment and one number of slots")
+    if name.lower() not in ONE_NODE:
+        raise Unclear(say_choices(int(slots), "slots"))
+    return ["--flexible", "1", use, slots.strip()], f"{name} is an environment of one node"
+
+
+def say_choices(count: int, kind: str) -> str:
+    """Say which requests fit a number of ranks without a number of nodes."""
+    of_both = f"--flexible {count} --ppn 1 for a node for each rank, or --flexible 1 --ppn {count} for one node"
+    return f"{count} {kind} do not say how many nodes: write #KOALA {of_both}, or give --ranks-on each-node or one-node"
+
+
+SEVERAL_SIZES = "koalapy has one number of ranks on each node: use --nonfixed with the nodes of each part, and --ppn"
+
+
+def _translate_nodes(value: str, _: str) -> Translation:
+    """Convert ``nodes=2:ppn=8:gpus=1:feature`` of PBS."""
+    nodes, *properties = value.split(":")
+    if "+" in value:
+        raise Unclear(SEVERAL_SIZES)
+    if not nodes.isdecimal():
+        raise Unclear("the cluster chooses the nodes: use nodes=NUMBER")
+    words, remark = _translate_number(nodes, "--flexible")
+    ranks = "1"
+    for text in properties:
+        name, equals, amount = text.partition("=")
+        if name == "ppn":
+            ranks = amount
+        elif name == "gpus":
+            words += _translate_gpus(amount, "")[0]
+        elif equals:
+            raise Unclear(NO_RESOURCE.format(text))
+        else:
+            words += ["--feature", name]
+    return [*words, *_translate_number(ranks, "--ppn")[0]], remark
+
+
+def _translate_chunks(value: str, _: str) -> Translation:
+    """Convert ``select=2:ncpus=8:mpiprocs=4`` of PBS, each chunk to a node."""
+    if "+" in value:
+        raise Unclear(SEVERAL_SIZES)
+    chunks, *texts = value.split(":")
+    resources = dict(split_resource(text) for text in texts)
+    words = _translate_number(chunks, "--flexible")[0]
+    cpus, ranks = resources.pop("ncpus", "1"), resources.pop("mpiprocs", "1")
+    words += _translate_number(ranks, "--ppn")[0]
+    _translate_number(cpus, "")
+    threads = resources.pop("ompthreads", "") or str(max(1, int(cpus) // int(ranks)))
+    if threads != "1":
+        words += _translate_number(threads, "--cpus-per-rank")[0]
+    if memory := resources.pop("mem", ""):
+        words += _translate_memory(memory, "")[0]
+    if gpus := resources.pop("ngpus", ""):
+        words += _translate_gpus(gpus, "")[0]
+    if resources:
+        raise Unclear(NO_RESOURCE.format("=".join(next(iter(resources.items())))))
+    return words, "a node for each chunk"
+
+
+def _translate_lsf_name(value: str, use: str) -> Translation:
+    """Convert ``name[1-10]%4`` to a name and an array."""
+    match = re.fullmatch(r"([^\[\]]*)(?:\[([^\]]*)\](?:%(\d+))?)?", value)
+    if match is None or not (match[1] or match[2]):
+        raise Unclear("give a name, or a name and the indices of an array, as name[1-10]")
+    words = [use, match[1]] if match[1] else []
+    if match[2]:
+        words += _translate_indices(match[2], "--array")[0]
+        words[-1] += f"%{match[3]}" if match[3] else ""
+    return words, ""
+
+
+def _translate_indices(value: str, use: str) -> Translation:
+    if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", value):
+        raise Unclear("give indices, as 1-10, 1-10:2 or 1,4,7")
+    return [use, value], ""
+
+
+def _translate_slots(value: str, _: str) -> Translation:
+    if value == "1":
+        return ["--flexible", "1", "--ppn", "1"], ""
+    raise Unclear(say_choices(int(_translate_number(value, "")[0][-1]), "slots"))
+
+
+def _translate_lsf_gpus(value: str, _: str) -> Translation:
+    amounts = dict(split_resource(text) for text in value.split(":"))
+    if "num" not in amounts:
+        raise Unclear("use --gpus with the GPUs of each node")
+    return _translate_gpus(amounts["num"], "")
+
+
+def _translate_lsf_file(value: str, use: str) -> Translation:
+    return _translate_file(value.replace("%J", "%A").replace("%I", "%a"), use)
+
+
+def _translate_new_file(value: str, use: str) -> Translation:
+    if "%J" not in value:
+        raise Unclear("koalapy appends to files for output: use %J in names")
+    return _translate_lsf_file(value, use)
+
+
+def _translate_partition(value: str, use: str) -> Translation:
+    if not value:
+        raise Unclear("its value is missing")
+    first, *others = value.split(",")
+    if others:
+        raise Unclear(f"koalapy takes one partition: use --partition {first}, or leave it out so that koalapy chooses")
+    return [use, first], ""
 
 
 def _translate_file(value: str, use: str) -> Translation:
     """Return a file for output. Patterns of Slurm have the same meaning in koalapy."""
+    value = re.sub("%[uJ]", lambda match: getpass.getuser() if match[0] == "%u" else "%j", value)
     if pattern := find_unknown_pattern(value):
         raise Unclear(f"koalapy does not replace {pattern} in {use}: use %j, %A, %a or %x")
     return [use, value], "on the cluster of the script"
 
 
 def _translate_grid_engine_file(value: str, use: str) -> Translation:
-    """Return a file for output with koalapy's patterns for Grid Engine's variables."""
+    """Return a file for output with koalapy's patterns for variables of Grid Engine and PBS."""
     value = re.sub(r"\$\{?(\w+)\}?", lambda match: _PATTERNS.get(match[1], match[0]), value.removeprefix(":"))
-    if "$" in value or not value or value.endswith("/"):
+    if value.endswith("/") or os.path.isdir(value):
+        value = f"{value.rstrip('/')}/%x.{use[2]}%A"
+    if "$" in value or not value:
         raise Unclear(f"name a file for {use} with %x for the job's name, %A for its number and %a for a task's index")
     return _translate_file(value, use)
 
 
-_PATTERNS = {"JOB_NAME": "%x", "JOB_ID": "%A", "TASK_ID": "%a"}
-"""Variables in names of files of Grid Engine, and the pattern of each."""
+_PATTERNS = {"JOB_NAME": "%x", "JOB_ID": "%A", "TASK_ID": "%a", "PBS_JOBNAME": "%x", "PBS_JOBID": "%j", "USER": "%u"}
+"""Variables in names of files of Grid Engine and PBS, and the pattern of each."""
 
 
 def _translate_gres(value: str, use: str) -> Translation:
@@ -169,11 +305,22 @@ def _translate_switches(value: str, _: str) -> Translation:
 
 
 _MAIL = {"BEGIN": ["begin"], "END": ["end"], "FAIL": ["fail"], "ALL": ["begin", "end", "fail"], "NONE": []}
-_MAIL_LETTERS = {"b": ["begin"], "e": ["end"], "a": ["fail"], "n": []}
+_MAIL_LETTERS = {"b": ["begin"], "e": ["end"], "a": ["fail"], "s": [], "n": []}
 VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "number": _translate_number,
     "time": _translate_slurm_time,
-    "resource": _translate_resource,
+    "partition": _translate_partition,
+    "seconds": lambda value, _: _translate_clock(value, 1, "Grid Engine or PBS"),
+    "minutes": lambda value, _: _translate_clock(value, 60, "LSF"),
+    "parallel environment": _translate_parallel_environment,
+    "nodes of PBS": _translate_nodes,
+    "chunks": _translate_chunks,
+    "indices": _translate_indices,
+    "slots": _translate_slots,
+    "job name": _translate_lsf_name,
+    "GPUs of LSF": _translate_lsf_gpus,
+    "file of LSF": _translate_lsf_file,
+    "new file of LSF": _translate_new_file,
     "file": _translate_file,
     "file of Grid Engine": _translate_grid_engine_file,
     "gres": _translate_gres,
@@ -192,11 +339,18 @@ VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "job": lambda value, _: (["koala", "show", value], ""),
 }
 """Translations of values, each with the value and ``use`` of the option."""
+
+
+def _read_options(table: Mapping[str, Any]) -> list[ForeignOption]:
+    options = []
+    for names, properties in table.items():
+        parts = {name: part for part in _read_options(properties.get("parts", {})) for name in part.names}
+        options.append(ForeignOption(tuple(names.split()), **{**properties, "parts": parts}))
+    return options
+
+
 FOREIGN_OPTIONS: Mapping[str, Mapping[str, Sequence[ForeignOption]]] = {
-    command: {
-        system: [ForeignOption(tuple(names.split()), **properties) for names, properties in options.items()]
-        for system, options in systems.items()
-    }
+    command: {system: _read_options(options) for system, options in systems.items()}
     for command, systems in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
 }
 """Options of other systems, by command and system."""

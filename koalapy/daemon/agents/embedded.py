@@ -22,6 +22,7 @@ from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.request import ClusterName
+from koalapy.runner.folders import make_durable_folder
 from koalapy.scheduler.events import AgentFailed
 
 log = structlog.get_logger()
@@ -126,7 +127,7 @@ def agent_directory(data_dir: Path, cluster: str) -> Path:
     """Return the directory of an embedded cluster's agent."""
     clusters = data_dir / "clusters"
     with contextlib.suppress(OSError):  # the agent reports the error
-        clusters.mkdir(mode=0o700, exist_ok=True)
+        make_durable_folder(clusters)
     return clusters / cluster
 
 

@@ -119,7 +119,7 @@ def _build_submit(
         **header,
         size=component.size,
         name=job.spec.name or f"job-{job.id}",
-        walltime=_walltime_within_reservation(job.spec, component),
+        walltime=_enforced_walltime(job.spec),
         stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
         local_user=local_user,
@@ -131,18 +131,11 @@ def _build_submit(
 
 
 def _enforced_walltime(spec: JobSpec) -> float | None:
-    """Return the seconds after which resource manager and runners end a job that the daemon has not ended."""
+    """Return the seconds after which resource manager and runners end a job that the daemon has not ended.
+
+    In a reservation the agent limits them by its end as its resource manager knows it.
+    """
     return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
-
-
-def _walltime_within_reservation(spec: JobSpec, component: Component) -> float | None:
-    """Return the seconds that the resource manager gives to a component: whole minutes up to the end of a
-    reservation, since it may run nothing there that could take longer."""
-    walltime = _enforced_walltime(spec)
-    if not spec.reservation or spec.deadline is None or component.submitted_at is None:
-        return walltime
-    left = max(60.0, (spec.deadline - component.submitted_at) // 60 * 60)
-    return left if walltime is None else min(walltime, left)
 
 
 def _build_stage(

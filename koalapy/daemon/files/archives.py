@@ -22,6 +22,7 @@ import structlog
 from koalapy.daemon.jobs.quota import QuotaHold
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.wording import escape_surrogates, format_bytes
+from koalapy.runner.folders import make_durable_folder, sync_folder
 
 log = structlog.get_logger()
 
@@ -69,12 +70,20 @@ def remove_unregistered(directory: Path, registered: Container[str]) -> None:
 @contextmanager
 def incoming_file(directory: Path) -> Iterator[Path]:
     """Yield the path of a new file in a folder, and remove the file at the end if it was not moved."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_durable_folder(directory)
     path = directory / f"{INCOMING}{uuid.uuid4().hex}"
     try:
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+def move_archive(path: Path, target: Path) -> None:
+    """Move a received archive to its path, durably: its entry in the database follows. Raise ``StoreUnavailable``."""
+    with converted_errors():
+        make_durable_folder(target.parent)
+        path.rename(target)
+        sync_folder(target.parent)
 
 
 async def receive_archive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.daemon.files.archives import ARCHIVE_HINT, check_archive, check_size, converted_errors
+from koalapy.daemon.files.archives import ARCHIVE_HINT, check_archive, check_size, move_archive
 from koalapy.daemon.files.stored_archives import Removal, StoredArchives
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
@@ -76,8 +76,7 @@ class Bundles(StoredArchives[str]):
                     return await self._add_owner(owner, archive.digest)
                 await self._require_owner_space(owner, archive.size)
                 bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock(), (owner,))
-                with converted_errors():
-                    path.rename(self._directory / bundle.id)
+                await asyncio.to_thread(move_archive, path, self._directory / bundle.id)
                 # Add the bundle to memory only once it is stored, so that a restart does not lose it.
                 await run_in_database(self._store.save_bundles, [bundle])
                 # A bundle with a lost file still counts, so its size is replaced and not added.

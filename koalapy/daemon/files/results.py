@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from koalapy.daemon.engine.database import query, run_in_database
-from koalapy.daemon.files.archives import ArchivePart, converted_errors, join_archives, list_names
+from koalapy.daemon.files.archives import ArchivePart, converted_errors, join_archives, list_names, move_archive
 from koalapy.daemon.files.stored_archives import Removal, StoredArchives
 from koalapy.daemon.jobs.job_records import JobRecord, array_error
 from koalapy.daemon.jobs.quota import StorageLimits
@@ -197,11 +197,10 @@ def _no_component(problem: str, token: str) -> NotFoundError:
 def _move_archive(path: Path, target: Path, generation: int) -> None:
     """Move an archive to its path, and remove the archives of earlier attempts, which are no longer served."""
     with converted_errors():
-        target.parent.mkdir(exist_ok=True)
         for earlier in target.parent.glob("*.*.tar"):
             if int(earlier.name.partition(".")[0]) < generation:
                 earlier.unlink(missing_ok=True)
-        path.rename(target)
+    move_archive(path, target)
 
 
 MAX_SHOWN = 5

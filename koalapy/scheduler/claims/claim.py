@@ -114,10 +114,20 @@ class Claiming:
             placed.size,
             request_index=placed.request_index,
             node_class=placed.node_class,
+            node_part=self._part_of(job, placed.cluster, placed.request_index),
             sources=sources,
             transfer_time=seconds,
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
+
+    def _part_of(self, job: Job, cluster: ClusterName, request_index: int | None) -> float:
+        """Return which part of the processors of each node a component holds: less than all if the job shares nodes."""
+        requirement = job.spec.node_requirement(request_index)
+        if not job.spec.share or requirement is None or requirement.cores is None:
+            return 1.0
+        classes = self._state.grid[cluster].nodes.classes.reported
+        fitting = [each.cores for each in classes if each.cores is not None and each.cores >= requirement.cores]
+        return requirement.cores / min(fitting, default=requirement.cores)
 
     def restore(self, job: Job, now: float, earliest: float) -> None:
         """Restore an attempt of an earlier daemon run that waits for nodes or files; see ``set_phase_deadline``."""
@@ -239,6 +249,7 @@ class Claiming:
                 component.index,
                 cluster=cluster,
                 node_class="",
+                node_part=self._part_of(job, cluster, component.request_index),
                 sources=transfer.sources,
                 transfer_time=transfer.seconds,
                 staging_since=now if component.staging else None,
@@ -425,6 +436,7 @@ class Claiming:
             component.size,
             request_index=component.request_index,
             node_class=component.node_class,
+            node_part=component.node_part,
             sources=component.sources,
             transfer_time=component.transfer_time,
             replaces=component.rank,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from koalapy.runner.folders import replace_file
+
 WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
 
@@ -264,9 +266,8 @@ class JobTable:
         changed = {each.name: each for each in reservations}
         if self._reservations_file:
             try:
-                with open(f"{self._reservations_file}.new", "w", encoding="utf-8") as file:
-                    json.dump([asdict(each) for each in changed.values()], file)
-                os.replace(f"{self._reservations_file}.new", self._reservations_file)
+                text = json.dumps([asdict(each) for each in changed.values()])
+                replace_file(self._reservations_file, text.encode())
             except OSError as error:
                 raise RequestRejected(f"cannot write the reservations: {error.strerror}", "unavailable") from error
         self.reservations = changed

@@ -43,7 +43,7 @@ from koalapy.agent.lrm.local.processes import (
 )
 from koalapy.agent.lrm.local.runs import Preloaded, Runs, Spawner
 from koalapy.runner.connections import LineConnection, Loop, Side
-from koalapy.runner.folders import short_socket_path
+from koalapy.runner.folders import make_durable_folder, short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
 RUNNER_GRACE_S = 3.0
@@ -85,6 +85,8 @@ class Accounting:
         """Append a line. Begin a new file when it is large; a full disk loses lines, and nothing else."""
         with suppress(OSError):
             with open(self._path, "a", encoding="utf-8") as file:
+                if "job" not in entry and file.tell():
+                    file.write("\n")  # a loss of power may have cut the last line
                 file.write(json.dumps(entry) + "\n")
                 is_large = file.tell() > _MAX_ACCOUNTING_BYTES
             if is_large:
@@ -396,7 +398,7 @@ def main() -> int:
     directory = options.dir.resolve()
     forbid_dumps()
     os.umask(0o077)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_durable_folder(directory)
     lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
