@@ -12,7 +12,7 @@ DURATION = re.compile(
 )
 """Names of constants that hold a number of seconds."""
 HERE = Path(__file__).parent
-NEVER_IN_RING_1 = {"benchmarks", "chaos", "crash", "fuzz", "grid", "experiments"}
+NEVER_IN_RING_1 = {"benchmarks", "chaos", "crash", "fuzz", "grid", "proof", "experiments"}
 """Folders with helpers for tests of other rings only."""
 
 HELPERS = {"signals.py", "virtual_time.py"}

@@ -6,6 +6,8 @@ is submitted. The runner adds those here. All of them describe the whole job, on
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +69,8 @@ AT_SUBMISSION = {
     LSF: ("LS_SUBCWD", "LSB_SUB_HOST", "LSB_JOBINDEX_END", "LSB_JOBINDEX_STEP"),
 }
 """By system: variables that ``koala submit`` sets."""
+SUBMISSION_FOLDERS = ("SLURM_SUBMIT_DIR", "SGE_O_WORKDIR", "PBS_O_WORKDIR", "LS_SUBCWD")
+"""Variables with the folder of the submission; where that is missing, the folder in which the job starts."""
 HOST_FILES = {GRID_ENGINE: "PE_HOSTFILE", PBS: "PBS_NODEFILE", LSF: "LSB_DJOB_HOSTFILE"}
 """By system: the variable with the name of a file of the job's hosts."""
 OF_HOSTS = {LSF: ("LSB_HOSTS", "LSB_MCPU_HOSTS")}
@@ -145,6 +149,8 @@ def translate_environment(
             result["LSB_JOBINDEX"] = "0"
         values = {name: environment[own] for name, own in counterparts.items() if own in environment}
         result.update({**values, **CONSTANT[system]})
+    missing = [name for name in SUBMISSION_FOLDERS if name in result and not os.path.isdir(result[name])]
+    result.update(dict.fromkeys(missing, os.getcwd()))
     return result
 
 

@@ -242,7 +242,7 @@ class SrunArguments(Arguments):
         if name in SRUN_NUMBERS:
             self.request[SRUN_NUMBERS[name]] = self._number(name, value)
         elif name == "--nodes":
-            self._choose_nodes(self._number(name, value))
+            self._check_nodes(self._number(name, value))
         elif name == "--nodelist":
             self.request["hosts"] = dict.fromkeys(value.split(","))
         elif name == "--cpus-per-task":
@@ -277,12 +277,12 @@ class SrunArguments(Arguments):
             if descriptor == 1 and 2 not in self._files:
                 os.dup2(file, 2)
 
-    def _choose_nodes(self, count: int) -> None:
-        """Use so many nodes of the job, from its first one."""
+    def _check_nodes(self, count: int) -> None:
+        """Let the runner choose so many nodes of the job."""
         hosts = os.environ.get("KOALA_NODELIST", "").split(",")
         if count > len(hosts):
             give_up(f"--nodes is {count}, but the job has {len(hosts)}: ask for fewer")
-        self.request["hosts"] = dict.fromkeys(hosts[:count])
+        self.request["nodes"] = count
 
 
 def folder_to_pass(chosen: str, job_folder: str) -> str:

@@ -182,6 +182,8 @@ class ScriptHead(Role):
     def _handle_call(self, call: Call, request: dict[str, Any]) -> None:
         """Start a step for a call of ``mpirun``, or let it wait for others to end."""
         try:
+            if request.get("nodes") and request["hosts"] is None:
+                request["hosts"] = self._choose_hosts(request["nodes"], is_here=bool(call.input_file))
             slots = distribute_ranks(self._plan, request)
             environment = {
                 **{k: v for k, v in request["parameters"].items() if self._runner.environment.get(k) != v},
@@ -202,6 +204,17 @@ class ScriptHead(Role):
         self._waiting.append((call, order))
         call.on_gone = lambda: self._waiting.remove((call, order))
         self._start_steps()
+
+    def _choose_hosts(self, count: int, *, is_here: bool) -> dict[str, None]:
+        """Return the hosts of so many nodes for a step of Slurm: those with the fewest ranks of other steps.
+
+        ``is_here``: this node is one of them.
+        """
+        busy = [sum(step.slots[index] for step in self._steps.values()) for index in range(len(self._plan.nodes))]
+        if is_here:
+            busy[self._plan.index] = -1
+        chosen = sorted(range(len(busy)), key=busy.__getitem__)[:count]
+        return {self._plan.nodes[index]["host"]: None for index in chosen}
 
     def _start_steps(self) -> None:
         """Start waiting steps as far as others do not occupy all places."""

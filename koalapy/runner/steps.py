@@ -415,7 +415,7 @@ class HeadStep(Step):
         self._unstarted = {i for i, count in enumerate(order.slots) if count and job.nodes[i] is not job.head}
         """Nodes that have not answered yet, as indices of the job's nodes."""
         self._job = job
-        self.nodes, self.lane = tuple(self._unstarted), order.lane
+        self.nodes, self.lane, self.slots = tuple(self._unstarted), order.lane, order.slots
 
     def start(self) -> None:
         super().start()

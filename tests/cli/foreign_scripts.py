@@ -260,6 +260,7 @@ echo "job $JOB_ID"
 #PBS -lwalltime=02:00:00,place=scatter:excl
 #PBS -W depend=afterok:7
 #PBS -o logs/$PBS_JOBID.out -e unused
+cd $PBS_O_WORKDIR
 mpirun -machinefile $PBS_NODEFILE ./solve $(wc -l <$PBS_NODEFILE) $PBS_ARRAYID
 """,
         fields={
@@ -275,7 +276,7 @@ mpirun -machinefile $PBS_NODEFILE ./solve $(wc -l <$PBS_NODEFILE) $PBS_ARRAYID
             "line 6: #PBS -e unused → errors are in the output, by -j\n",
         ),
         changes=(("#PBS -W depend=afterok:7\n", ""), ("#PBS -o logs/$PBS_JOBID.out -e unused\n", "")),
-        printed={"solve 4  ": 4},
+        printed={"solve 4 ": 4},
     ),
     ForeignScript(
         "LSF, array",

@@ -12,8 +12,8 @@ FOLDER, FILE = 1, 2
 
 
 def change(kind: str, inode: int, path: str = "", target: str = "", data: bytes = b"", offset: int = 0) -> Change:
-    names = [f"{ROOT}/{name}" if name else "" for name in (path, target)]
-    return Change(kind, 0.0, inode, offset, *names, data)
+    path, target = (f"{ROOT}/{name}" if name else "" for name in (path, target))
+    return Change(kind, 0.0, inode, offset, path, target, data)
 
 
 WRITE = [change("D", FOLDER, "folder"), change("C", FILE, "folder/new"), change("W", FILE, data=b"text")]

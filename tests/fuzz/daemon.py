@@ -44,7 +44,7 @@ class Clock:
 class WatchedDaemon:
     """A daemon without listener and agents, which reports each step of its scheduler."""
 
-    def __init__(self, ready: "asyncio.Future[WatchedDaemon]", clock: Clock, parts: tuple[Any, ...]) -> None:
+    def __init__(self, ready: "asyncio.Future[WatchedDaemon]", clock: Any, parts: tuple[Any, ...]) -> None:
         self.engine, self.store, self.hub, self.app = parts[:4]
         self.clock = clock
         self.queries = self.engine.queries
@@ -104,10 +104,12 @@ class WatchedDaemon:
 
 
 @asynccontextmanager
-async def running_daemon(settings: Settings, directory: Path, now: float = START_TIME) -> AsyncIterator[WatchedDaemon]:
-    """Run a daemon on a data directory, with its clock at ``now``."""
+async def running_daemon(
+    settings: Settings, directory: Path, now: float = START_TIME, clock: Any = None, first_nonce: int = 0xFA
+) -> AsyncIterator[WatchedDaemon]:
+    """Run a daemon on a data directory, by ``clock``, or with a clock that stands at ``now``."""
     ready: asyncio.Future[WatchedDaemon] = asyncio.get_running_loop().create_future()
-    clock, nonces = Clock(now), count(0xFA)
+    clock, nonces = clock or Clock(now), count(first_nonce)
     with (
         patch.object(main, "Daemon", lambda *parts, **options: WatchedDaemon(ready, clock, parts)),
         patch.object(core, "time", SimpleNamespace(time=clock, monotonic=clock)),

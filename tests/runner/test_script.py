@@ -460,12 +460,14 @@ async def test_translated_script_has_variables_of_slurm_for_the_whole_job(agent:
 async def test_translated_script_has_variables_of_pbs_and_lsf_in_the_home_folder(
     agent: FakeAgent, tmp_path: Path
 ) -> None:
-    text = """pwd; sort $PBS_NODEFILE | uniq -c; echo $PBS_NP $PBS_ARRAY_INDEX $PBS_JOBID $PBS_ENVIRONMENT
+    text = """pwd >started; (cd $PBS_O_WORKDIR; pwd); cat started; sort $PBS_NODEFILE | uniq -c
+echo $PBS_NP $PBS_ARRAY_INDEX $PBS_JOBID $PBS_ENVIRONMENT
 echo $LSB_MCPU_HOSTS, $LSB_JOBID $LSB_JOBINDEX; cmp $LSB_DJOB_HOSTFILE $PBS_NODEFILE && bsub; echo $?"""
-    systems = {**SLURM, "KOALA_TRANSLATED": "pbs lsf", "HOME": str(tmp_path), "PBS_QUEUE": "site"}
+    systems = {**SLURM, "KOALA_TRANSLATED": "pbs lsf", "HOME": str(tmp_path), "PBS_O_WORKDIR": "/missing"}
     nodes = await start_translated(agent, text, slots=2, **systems)
     await end_of(nodes)
-    lines = [" ".join(line.split()) for line in output_of(nodes)]
+    start, *lines = [" ".join(line.split()) for line in output_of(nodes)]
+    assert start not in ("/missing", str(tmp_path))
     assert lines[:3] == [str(tmp_path), "2 127.0.1.1", "2 127.0.2.1"]
     assert lines[3:5] == ["4 3 7 PBS_BATCH", "127.0.1.1 2 127.0.2.1 2, 12 3"]
     assert "bsub is not available in a translated script" in lines[5]
@@ -479,6 +481,17 @@ srun --pty echo two; srun --pty -n 1 echo one"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
     await end_of(nodes)
     assert output_of(nodes) == ["7 3 4 none", "ibrun", "srun: --pty is for one task: add -n 1", "one"]
+
+
+async def test_steps_of_slurm_at_the_same_time_run_on_different_nodes(agent: FakeAgent) -> None:
+    text = """export BOTH=$PWD/both; mkfifo $BOTH
+srun -N 1 -n 1 sh -c 'echo $KOALA_HOST; read line <$BOTH' &
+srun -N 1 -n 1 sh -c 'echo $KOALA_HOST; echo >$BOTH' & wait
+srun -N 1 -n 1 sh -c 'echo $KOALA_HOST'"""
+    nodes = await start_translated(agent, text, slots=2, **SLURM)
+    await end_of(nodes)
+    *steps, last = output_of(nodes)
+    assert (sorted(steps), last) == (["127.0.1.1", "127.0.2.1"], "127.0.1.1")
 
 
 async def test_srun_starts_tasks_with_their_variables_and_those_of_the_script(agent: FakeAgent) -> None:

@@ -1,0 +1,46 @@
+"""``python -m tests.proof --schedules 1000 --seed 1``: play schedules, and print violations with their seeds."""
+
+import argparse
+import sys
+from collections import Counter
+
+from koalapy.config.logs import configure_logging
+from tests.proof.schedules import draw_schedule, play_schedules, run_schedule, shrink_schedule
+
+
+def main() -> int:
+    """Play schedules, or repeat and shrink one. Return 1 if there was a violation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.proof", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=100, help="how many; default 100")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first; default 1")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="repeat one, and shrink it if it fails")
+    parser.add_argument("--without", default="", metavar="NAME,…", help="leave elements out of a replay")
+    parser.add_argument("--log", default="critical", help="level of the log; default critical")
+    options = parser.parse_args()
+    configure_logging(options.log)
+    if options.replay is not None:
+        without = set(filter(None, options.without.split(",")))
+        for element in draw_schedule(options.replay):
+            note = "  (left out)" if element.name in without else ""
+            print(f"{element.at:7.2f} s  {element.name}: {element.kind}{note}")
+        outcome = run_schedule(options.replay, without)
+        print(*outcome.violations or ["no violation"], sep="\n")
+        if outcome.violations and not without:
+            print("needed:", ", ".join(f"{e.name} ({e.kind})" for e in shrink_schedule(options.replay)))
+        return bool(outcome.violations)
+    failed, processor_s, totals = 0, 0.0, Counter[str]()
+    for outcome, seconds in play_schedules(options.seed, options.schedules):
+        processor_s += seconds
+        totals.update(jobs=outcome.jobs, attempts=outcome.attempts, hours=outcome.virtual_s / 3600)
+        if outcome.violations:
+            failed += 1
+            print(f"seed {outcome.seed}:", *outcome.violations, sep="\n  ", flush=True)
+    print(
+        f"{options.schedules} schedules, {failed} with violations; {totals['jobs']} jobs, {totals['attempts']} attempts"
+    )
+    print(f"{totals['hours']:.0f} virtual hours, {options.schedules / processor_s:.1f} schedules per processor second")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""A resource manager in memory that can lie, with played runners on its nodes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from koalapy.agent.lrm.port import Finding, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.audit.facts import Run, RunKind, Source
+from koalapy.audit.readers import parse_token, token_of
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.system.clock import Clock
+from tests.proof.runners import PlayedRunner, Port, Program
+
+START_S = 0.05
+"""Seconds from free nodes to the start of a job."""
+
+
+@dataclass
+class HeldJob:
+    """A job in the resource manager, with the nodes that it holds."""
+
+    id: str
+    submission: LrmSubmission
+    state: LrmJobState = LrmJobState.QUEUED
+    nodes: tuple[str, ...] = ()
+    begin: float | None = None
+    end: float | None = None
+    is_cancelled: bool = False
+    runners: list[asyncio.Task[int]] = field(default_factory=list)
+
+    def as_listed(self) -> LrmJob:
+        code = None if self.state is not LrmJobState.ENDED else 143 if self.is_cancelled else 0
+        return LrmJob(self.id, self.submission.name, self.state, self.nodes, exit_code=code)
+
+
+@dataclass
+class Lies:
+    """The probabilities of what a resource manager and the way to it do wrong. All 0: it is honest."""
+
+    lose_reply: float = 0.0
+    """An action succeeds, and its reply is lost."""
+    reject: float = 0.0
+    late_s: float = 0.0
+    """Longest delay of an answer."""
+    stale: float = 0.0
+    """A snapshot is repeated from up to 20 s ago."""
+
+
+class LyingCluster(Lrm):
+    """The resource manager of one cluster: jobs wait for free nodes, start one by one, and end with their runners."""
+
+    product = "the resource manager of the proof"
+
+    def __init__(
+        self,
+        name: str,
+        node_count: int,
+        random: Random,
+        clock: Clock,
+        key: bytes,
+        plan_program: Callable[[str], tuple[float, int]],
+    ) -> None:
+        """``plan_program`` returns duration and exit code of the program of a component, by its token."""
+        self.name, self._random, self._clock, self._key = name, random, clock, key
+        self._plan_program = plan_program
+        self.node_names = tuple(f"{name}-{index}" for index in range(node_count))
+        self.jobs: dict[str, HeldJob] = {}
+        self._forgotten: list[HeldJob] = []
+        self.programs: list[Program] = []
+        self.local_use: set[str] = set()
+        self.lies = Lies()
+        self.port: Port | None = None
+        self._snapshots: list[tuple[float, LrmSnapshot]] = []
+        self._changed = asyncio.Event()
+        self._next_id = 100
+
+    # What the agent asks
+
+    async def open(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    async def _be_late(self) -> None:
+        if self.lies.late_s:
+            await asyncio.sleep(self._random.uniform(0, self.lies.late_s))
+
+    def _lose_reply(self) -> None:
+        if self._random.random() < self.lies.lose_reply:
+            raise SiteUnavailable("the reply was lost")
+
+    async def submit_job(self, submission: LrmSubmission) -> str:
+        await self._be_late()
+        if self._random.random() < self.lies.reject:
+            raise SiteRejected("no more jobs")
+        self._next_id += 1
+        job = HeldJob(str(self._next_id), submission)
+        self.jobs[job.id] = job
+        self._schedule()
+        await self._be_late()
+        self._lose_reply()
+        return job.id
+
+    async def find_job(self, name: str, user: str = "") -> str | None:
+        await self._be_late()
+        self._lose_reply()
+        return next((job.id for job in self.jobs.values() if job.submission.name == name), None)
+
+    async def settling_time(self) -> float:
+        return 1.0
+
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+        await self._be_late()
+        held = self.jobs.get(job)
+        if held is not None and held.submission.name == name:
+            self.end_job(held, is_cancelled=True)
+        self._lose_reply()
+
+    async def take_snapshot(self) -> LrmSnapshot:
+        await self._be_late()
+        self._lose_reply()
+        now = self._clock.monotonic()
+        used = {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
+        snapshot = LrmSnapshot(
+            len(self.node_names),
+            len(self.node_names) - len(used | self.local_use),
+            len(self.local_use),
+            0,
+            tuple(job.as_listed() for job in self.jobs.values()),
+        )
+        self._snapshots = [(at, old) for at, old in self._snapshots if at > now - 20.0] + [(now, snapshot)]
+        return self._snapshots[0][1] if self._random.random() < self.lies.stale else snapshot
+
+    async def read_version(self) -> str:
+        return "proof 1.0"
+
+    async def check_setup(self) -> Sequence[Finding]:
+        return []
+
+    def runners_key(self) -> bytes:
+        return self._key
+
+    async def watch_changes(self) -> AsyncIterator[None]:
+        while True:
+            self._changed.clear()
+            yield
+            try:
+                async with asyncio.timeout(5.0):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    # What happens in the cluster
+
+    def _schedule(self) -> None:
+        asyncio.get_running_loop().call_later(START_S, self.start_jobs)
+
+    def start_jobs(self) -> None:
+        """Start waiting jobs in order while their nodes are free."""
+        for job in list(self.jobs.values()):
+            if job.state is not LrmJobState.QUEUED:
+                continue
+            used = {node for other in self.jobs.values() if other.state is LrmJobState.RUNNING for node in other.nodes}
+            free = [node for node in self.node_names if node not in used | self.local_use]
+            if len(free) < job.submission.nodes:
+                break
+            job.nodes, job.state, job.begin = (
+                tuple(free[: job.submission.nodes]),
+                LrmJobState.RUNNING,
+                self._clock.now(),
+            )
+            parts = token_of(job.submission.name)
+            assert parts is not None
+            instance, token = parts
+            duration, code = self._plan_program(token)
+            for index, host in enumerate(job.nodes):
+                program = Program(token, index, host, job.id)
+                self.programs.append(program)
+                runner = PlayedRunner(
+                    instance, program, lambda: self.port, self._key, self._clock, duration, code, f"{job.id}-{index}"
+                )
+                task = asyncio.create_task(runner.run())
+                job.runners.append(task)
+                task.add_done_callback(lambda _, job=job: self._runner_ended(job))  # type: ignore[misc]
+        self._changed.set()
+
+    def _runner_ended(self, job: HeldJob) -> None:
+        if all(task.done() for task in job.runners):
+            self.end_job(job)
+
+    def end_job(self, job: HeldJob, *, is_cancelled: bool = False) -> None:
+        """End a job and its runners, if it has not ended."""
+        if job.state is LrmJobState.ENDED:
+            return
+        job.state, job.end, job.is_cancelled = LrmJobState.ENDED, self._clock.now(), is_cancelled
+        for task in job.runners:
+            task.cancel()
+        self._changed.set()
+        self._schedule()
+
+    def forget_ended(self) -> None:
+        """Drop ended jobs, as a resource manager does after a while. The accounting keeps them."""
+        self._forgotten += [job for job in self.jobs.values() if job.state is LrmJobState.ENDED]
+        self.jobs = {ident: job for ident, job in self.jobs.items() if job.state is not LrmJobState.ENDED}
+
+    def list_unended(self) -> list[HeldJob]:
+        return [job for job in self.jobs.values() if job.state is not LrmJobState.ENDED]
+
+    def facts(self) -> list[Run]:
+        """Return what this cluster itself knows of its jobs and programs."""
+        accounting, nodes = Source(f"accounting of {self.name}", "proof"), Source("nodes", "proof")
+        runs = []
+        for job in [*self._forgotten, *self.jobs.values()]:
+            if job.begin is not None:
+                instance_and_token = token_of(job.submission.name)
+                assert instance_and_token is not None
+                token = parse_token(instance_and_token[1])
+                runs.append(
+                    Run(accounting, RunKind.HELD, token.job, token.attempt, token.part, self.name, job.begin, job.end,
+                        job.end is not None, job.nodes, len(job.nodes), nonce=token.nonce, run_id=job.id)
+                )  # fmt: skip
+        for programs in self._programs_by_job():
+            began = [program for program in programs if program.begin is not None]
+            if began:
+                token = parse_token(began[0].token)
+                has_ended = all(program.end is not None for program in began)
+                end = max(program.end or 0.0 for program in began) if has_ended else None
+                codes = {program.code for program in began}
+                runs.append(
+                    Run(nodes, RunKind.PROGRAM, token.job, token.attempt, token.part, self.name,
+                        min(program.begin or 0.0 for program in began), end, has_ended,
+                        tuple(program.host for program in began), len(programs),
+                        codes.pop() if len(codes) == 1 else None, token.nonce, began[0].lrm_job)
+                )  # fmt: skip
+        return runs
+
+    def _programs_by_job(self) -> list[list[Program]]:
+        by_job: dict[str, list[Program]] = {}
+        for program in self.programs:
+            by_job.setdefault(program.lrm_job, []).append(program)
+        return list(by_job.values())

@@ -1,0 +1,230 @@
+"""A whole grid in one process and in virtual time: the real daemon and agents, and clusters that a schedule attacks."""
+
+import asyncio
+import functools
+import os
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+from unittest.mock import patch
+
+from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.lrm.port import Lrm
+from koalapy.agent.runners import runners, uplink
+from koalapy.audit.readers import read_database, read_output, read_spool
+from koalapy.audit.rules import Finding, find_violations
+from koalapy.config.settings import ClusterSection, Settings
+from koalapy.runner.session import derive_key
+from tests.agent.memory_agent import find_no_open_mpi
+from tests.fuzz.daemon import WatchedDaemon, admin_client, running_daemon
+from tests.proof.clusters import LyingCluster
+from tests.proof.links import Path as Way
+from tests.proof.runners import Port
+from tests.virtual_time import VirtualClock
+
+NODE_COUNT = 4
+NO_PROCESS = 2**22
+"""A number that no process has."""
+SETTLING_S = 3600.0
+"""Virtual seconds after which a healed grid must have finished all jobs."""
+
+
+class ProofGrid:
+    """Daemon, agents and clusters of one schedule."""
+
+    def __init__(
+        self, directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], rules: dict[str, Any]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.clock = VirtualClock(loop)
+        self.directory, self.seed = directory, seed
+        self.programs: dict[int, tuple[float, int]] = {}
+        """Duration and exit code of the programs of a job."""
+        sections = {name: ClusterSection(kind="drmaa", token=f"the token of {name}'s agent") for name in clusters}
+        self.settings = Settings.model_validate({"rules": rules, "clusters": sections} | options)
+        self.clusters = {
+            name: LyingCluster(
+                name, NODE_COUNT, Random(f"{seed} {name}"), self.clock, derive_key(b"proof", name), self._plan_program
+            )
+            for name in clusters
+        }
+        self.clocks = {name: VirtualClock(loop) for name in clusters}
+        """The clocks of the agents' hosts."""
+        self.ways = {name: Way(Random(f"{seed} way {name}"), functools.partial(self._serve, name)) for name in clusters}
+        self._agents: dict[str, asyncio.Task[None]] = {}
+        self._starts = 0
+        self.daemon: WatchedDaemon | None = None
+        self._stack: AsyncExitStack | None = None
+        self.data = directory
+
+    def _plan_program(self, token: str) -> tuple[float, int]:
+        return self.programs.get(int(token.split(".")[0]), (10.0, 0))
+
+    # The daemon
+
+    async def start_daemon(self) -> None:
+        """Start a daemon on what is on the disk."""
+        self._starts += 1
+        self._stack = AsyncExitStack()
+        self.daemon = await self._stack.enter_async_context(
+            running_daemon(self.settings, self.data, clock=self.clock.now, first_nonce=self._starts << 32)
+        )
+        self.user = admin_client(self.daemon, self.data)
+
+    async def crash_daemon(self) -> None:
+        """End the daemon with what is on its disk now; its last acts reach nobody."""
+        assert self.daemon is not None
+        assert self._stack is not None
+        kept = self.directory.with_name(f"{self.directory.name}-daemon-{self._starts}")
+        shutil.copytree(self.data, kept, ignore=shutil.ignore_patterns("*.lock"))
+        with closing(sqlite3.connect(kept / "koala.db")) as database, database:
+            database.execute("UPDATE lease SET holder = replace(holder, ?, ?)", (f":{os.getpid()}", f":{NO_PROCESS}"))
+        self.daemon = None
+        for way in self.ways.values():
+            way.break_all()
+        await self.user.aclose()
+        await self._stack.aclose()
+        self.data = kept
+
+    def _serve(self, cluster: str, connection: Any) -> Any:
+        if self.daemon is None:
+            raise ConnectionRefusedError("no daemon")
+        return self.daemon.hub.serve_connection(cluster, connection)
+
+    # Agents
+
+    def spool(self, name: str) -> Path:
+        return self.directory / f"agent-{name}" / "spool"
+
+    def start_agent(self, name: str) -> None:
+        settings = AgentSettings(
+            name, f"http://{name}", self.settings.clusters[name].token or "", self.spool(name), poll_interval=5.0
+        )
+        self.spool(name).mkdir(parents=True, exist_ok=True)
+        agent = run_agent(
+            settings, cast(Lrm, self.clusters[name]), clock=self.clocks[name], find_open_mpi=find_no_open_mpi
+        )
+        self._agents[name] = asyncio.create_task(agent)
+
+    async def crash_agent(self, name: str) -> None:
+        """End an agent; its durable state is its spool."""
+        self.ways[name].break_all()
+        if (port := self.clusters[name].port) is not None:
+            port.break_all()
+        if (agent := self._agents.pop(name, None)) is not None:
+            agent.cancel()
+            await asyncio.gather(agent, return_exceptions=True)
+
+    # Users
+
+    async def submit(self, body: dict[str, Any], duration_s: float, code: int = 0, key: str = "") -> int | None:
+        """Submit a job; None if the daemon is away, 0 if it can never start after another."""
+        if self.daemon is None:
+            return None
+        headers = {"Idempotency-Key": key} if key else {}
+        answer = await self.user.post("/api/v1/jobs", json=body, headers=headers)
+        if answer.status_code >= 500:
+            return None
+        if answer.status_code == 422 and answer.json()["field"] == "after":
+            return 0
+        assert answer.status_code in (200, 201), answer.text
+        job = int(answer.json()["id"])
+        self.programs[job] = (duration_s, code)
+        return job
+
+    async def cancel(self, job: int) -> None:
+        """Cancel a job, unless the daemon is away or the job has ended."""
+        if self.daemon is not None:
+            await self.user.post(f"/api/v1/jobs/{job}/cancel", json={})
+
+    # The end
+
+    async def heal(self) -> None:
+        """End all lies, start what is down, and free the nodes of local users."""
+        for name, cluster in self.clusters.items():
+            cluster.lies = type(cluster.lies)()
+            cluster.local_use.clear()
+            cluster.start_jobs()
+            self.ways[name].heal()
+            self.ways[name].slowness_s = 0.0
+            if name not in self._agents or self._agents[name].done():
+                self.start_agent(name)
+        if self.daemon is None:
+            await self.start_daemon()
+
+    async def come_to_rest(self) -> list[str]:
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not, after an hour."""
+        assert self.daemon is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLING_S
+        while loop.time() < deadline:
+            open_jobs = [job for job in self.daemon.queries.jobs() if not job.state.is_final]
+            left = [job for cluster in self.clusters.values() for job in cluster.list_unended()]
+            if not open_jobs and not left:
+                return []
+            await asyncio.sleep(5.0)
+        return [f"job {job.id} is {job.state}" for job in open_jobs] + [
+            f"{job.submission.name} is {job.state}" for job in left
+        ]
+
+    def describe_end(self) -> tuple[int, int, str]:
+        """Return the numbers of jobs and attempts, and a text of what the database and the clusters hold."""
+        with closing(sqlite3.connect(self.data / "koala.db")) as database:
+            jobs = database.execute("SELECT * FROM jobs ORDER BY id").fetchall()
+            attempts = database.execute("SELECT count(*) FROM attempts").fetchone()[0]
+            timeline = database.execute("SELECT * FROM timeline ORDER BY id").fetchall()
+        programs = [program for cluster in self.clusters.values() for program in cluster.programs]
+        return len(jobs), attempts, repr((jobs, timeline, programs))
+
+    def find_violations(self) -> list[Finding]:
+        """Let the auditor judge what every side wrote."""
+        facts = [*read_database(f"sqlite:///{self.data}/koala.db"), *read_output(self.data / "output")]
+        for name, cluster in self.clusters.items():
+            facts += [*read_spool(self.spool(name), name), *cluster.facts()]
+        return list(find_violations(facts))
+
+
+@asynccontextmanager
+async def proof_grid(
+    directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], **rules: Any
+) -> AsyncIterator[ProofGrid]:
+    """Run a grid until the end of the block."""
+    grid = ProofGrid(directory, seed, clusters, options, rules)
+    by_url = {f"ws://{name}": name for name in clusters}
+
+    def connect(url: str, **_: object) -> Any:
+        return grid.ways[next(name for prefix, name in by_url.items() if url.startswith(prefix))].connect()
+
+    async def listen(connection: Callable[[], Any], host: str, port: int) -> Port:
+        opened = Port(connection)
+        cluster = next(name for name, agent in grid._agents.items() if agent is asyncio.current_task())
+        grid.clusters[cluster].port = opened
+        return opened
+
+    async def nothing_waits(*_: object) -> None:
+        return
+
+    with (
+        patch.object(uplink, "connect", connect),
+        patch.object(runners, "_listen", listen),
+        patch.object(runners, "accept_waiting", nothing_waits),
+        patch.object(runners.RunnerConnection, "read_pending", nothing_waits),
+    ):
+        await grid.start_daemon()
+        for name in clusters:
+            grid.start_agent(name)
+        try:
+            yield grid
+        finally:
+            for name in clusters:
+                await grid.crash_agent(name)
+                for job in grid.clusters[name].list_unended():
+                    grid.clusters[name].end_job(job)
+            if grid._stack is not None and grid.daemon is not None:
+                await grid.user.aclose()
+                await grid._stack.aclose()

@@ -1,0 +1,257 @@
+"""Schedules: jobs of users and faults, drawn from a seed, and played in a grid in virtual time."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.proof.grid import ProofGrid, proof_grid
+from tests.proof.loop import SingleThreadLoop, repeatable_process
+
+CLUSTERS = ("north", "south")
+LEASE_S = 60.0
+UNREACHABLE_S = 45.0
+HORIZON_S = 400.0
+"""Virtual seconds in which jobs are submitted and faults begin."""
+AUDIT_DELAY_S = 90.0
+"""Virtual seconds between the rest of the grid and its audit, in which late removals end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A job or a fault of a schedule. All its random numbers come from its own name, so that it is the same in a part
+    of the schedule.
+    """
+
+    name: str
+    at: float
+    kind: str
+
+    def random(self, seed: int) -> Random:
+        return Random(f"{seed} {self.name} details")
+
+
+JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent")
+FAULT_KINDS = {
+    "cut past the lease": 4,
+    "short cut": 2,
+    "broken connection": 2,
+    "slow path": 2,
+    "agent restart": 4,
+    "daemon restart": 4,
+    "lost replies": 4,
+    "late answers": 2,
+    "stale snapshots": 2,
+    "rejections": 1,
+    "local jobs": 2,
+    "node lost": 2,
+    "jobs forgotten": 1,
+    "clock jump": 1,
+}
+"""Kinds by weight: what was dangerous in other systems is more frequent."""
+
+
+def draw_schedule(seed: int) -> list[Element]:
+    """Return the jobs and faults of a schedule in the order of their times."""
+    random = Random(seed)
+    elements = [
+        Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(JOB_KINDS))
+        for number in range(random.randint(2, 6))
+    ]
+    kinds, weights = zip(*FAULT_KINDS.items(), strict=True)
+    for number in range(random.randint(1, 4)):
+        # Half of the faults hit within a few seconds of a submission: hand-overs are dangerous.
+        near = random.choice(elements[:1] + [e for e in elements if e.name.startswith("job")]).at
+        at = near + random.uniform(0, 1.0) if random.random() < 0.5 else random.uniform(0, HORIZON_S)
+        elements.append(Element(f"fault{number}", at, random.choices(kinds, weights)[0]))
+    return sorted(elements, key=lambda element: (element.at, element.name))
+
+
+# Jobs
+
+
+def _component(size: int, cluster: str = "") -> dict[str, Any]:
+    return {"size": size} | ({"cluster": cluster} if cluster else {})
+
+
+def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
+    """Return the body of a submission."""
+    sizes = [random.randint(1, 3), random.randint(1, 2)]
+    request: dict[str, Any] = {
+        "type": "fixed",
+        "components": [_component(sizes[0], "north"), _component(sizes[1], "south")],
+    }
+    if kind in ("non-fixed", "urgent"):
+        request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
+    elif kind == "flexible":
+        request = {"type": "flexible", "total_size": random.randint(2, 7)}
+    elif kind in ("array", "dependent"):
+        request = {"type": "nonfixed", "components": [_component(1)]}
+    body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
+    if kind == "array":
+        body["array"] = f"0-{random.randint(1, 5)}%{random.randint(1, 4)}"
+    if kind == "urgent":
+        body["priority"] = "high"
+    if kind == "dependent" and earlier is not None:
+        body["after"] = [f"{earlier}:{random.choice(['ok', 'any'])}"]
+    return body
+
+
+async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, int]) -> None:
+    """Submit a job until the daemon acknowledges it; some are submitted again, and some cancelled."""
+    random = element.random(grid.seed)
+    earlier = random.choice(sorted(acknowledged.values())) if acknowledged else None
+    body = make_body(element.kind, random, earlier)
+    duration, code = random.choice([2.0, 15.0, 60.0, 150.0]), random.choice([0, 0, 0, 3])
+    repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
+    while (job := await grid.submit(body, duration, code, element.name)) is None:  # noqa: ASYNC110
+        await asyncio.sleep(2.0)
+    if not job:
+        return
+    acknowledged[element.name] = job
+    if repeats:
+        await grid.submit(body, duration, code, element.name)
+    if cancel_after is not None:
+        await asyncio.sleep(cancel_after)
+        await grid.cancel(job)
+
+
+# Faults
+
+
+async def play_fault(grid: ProofGrid, element: Element) -> None:
+    """Do one fault, and end it after its time."""
+    random = element.random(grid.seed)
+    name = random.choice(CLUSTERS)
+    cluster, way = grid.clusters[name], grid.ways[name]
+    lasts = random.uniform(5.0, 60.0)
+    match element.kind:
+        case "cut past the lease" | "short cut":
+            way.cut()
+            await asyncio.sleep(LEASE_S + random.uniform(0, 3 * LEASE_S) if element.kind != "short cut" else lasts / 3)
+            way.heal()
+        case "broken connection":
+            way.break_all()
+        case "slow path":
+            way.slowness_s = random.uniform(0.1, 5.0)
+            await asyncio.sleep(lasts)
+            way.slowness_s = 0.0
+        case "agent restart":
+            await grid.crash_agent(name)
+            await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
+            grid.start_agent(name)
+        case "daemon restart":
+            if grid.daemon is not None:
+                await grid.crash_daemon()
+                await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
+                await grid.start_daemon()
+        case "local jobs":
+            cluster.local_use.update(random.sample(cluster.node_names, random.randint(1, 4)))
+            await asyncio.sleep(lasts)
+            cluster.local_use.clear()
+            cluster.start_jobs()
+        case "node lost":
+            if running := [job for job in cluster.list_unended() if job.nodes]:
+                cluster.end_job(random.choice(running), is_cancelled=True)
+        case "jobs forgotten":
+            cluster.forget_ended()
+        case "clock jump":
+            grid.clocks[name].offset += random.choice([-3600.0, -5.0, 5.0, 3600.0])
+        case _:
+            lie, value = {
+                "lost replies": ("lose_reply", random.uniform(0.2, 0.9)),
+                "late answers": ("late_s", random.uniform(0.5, 20.0)),
+                "stale snapshots": ("stale", random.uniform(0.2, 0.9)),
+                "rejections": ("reject", random.uniform(0.2, 0.9)),
+            }[element.kind]
+            setattr(cluster.lies, lie, value)
+            await asyncio.sleep(lasts)
+            setattr(cluster.lies, lie, 0.0)
+
+
+# Runs
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a schedule showed."""
+
+    seed: int
+    violations: list[str]
+    jobs: int
+    attempts: int
+    virtual_s: float
+    trace: str
+    """What the database and the clusters hold at the end; equal for two runs of a seed."""
+
+
+async def _play(directory: Path, seed: int, elements: Collection[Element]) -> Outcome:
+    loop = asyncio.get_running_loop()
+    failures: list[str] = []
+    async with proof_grid(
+        directory, seed, CLUSTERS, {"lease": LEASE_S}, unreachable_after=UNREACHABLE_S, claim_grace=30.0
+    ) as grid:
+        await asyncio.sleep(3.0)
+        acknowledged: dict[str, int] = {}
+        began = loop.time()
+        playing = []
+        for element in elements:
+            await asyncio.sleep(max(0.0, began + element.at - loop.time()))
+            is_job = element.name.startswith("job")
+            doing = play_job(grid, element, acknowledged) if is_job else play_fault(grid, element)
+            playing.append(asyncio.create_task(doing))
+            await asyncio.sleep(0)
+        await asyncio.gather(*playing)
+        await grid.heal()
+        failures += await grid.come_to_rest()
+        await asyncio.sleep(AUDIT_DELAY_S)
+        failures += map(str, grid.find_violations())
+        jobs, attempts, trace = grid.describe_end()
+        virtual_s = loop.time() - began
+    return Outcome(seed, failures, jobs, attempts, virtual_s, trace)
+
+
+def run_schedule(
+    seed: int,
+    without: Collection[str] = (),
+    fault: Callable[[], AbstractContextManager[object]] = nullcontext,
+    elements: Collection[Element] | None = None,
+) -> Outcome:
+    """Play a schedule, but some of its elements, in a process that ``fault`` may have changed."""
+    chosen = draw_schedule(seed) if elements is None else elements
+    folder = Path(tempfile.mkdtemp(prefix="koala-proof-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    loop = SingleThreadLoop()
+    try:
+        directory = folder / "data"
+        directory.mkdir(mode=0o700)
+        with repeatable_process(loop, seed), fault():
+            return loop.run_until_complete(
+                _play(directory, seed, [element for element in chosen if element.name not in without])
+            )
+    finally:
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def shrink_schedule(seed: int) -> list[Element]:
+    """Return the elements of a failing schedule without those that its violation does not need."""
+    without: set[str] = set()
+    names = [element.name for element in draw_schedule(seed)]
+    for name in names:
+        if run_schedule(seed, {*without, name}).violations:
+            without.add(name)
+    return [element for element in draw_schedule(seed) if element.name not in without]
+
+
+def play_schedules(first: int, count: int) -> Iterator[tuple[Outcome, float]]:
+    """Yield the outcome of each schedule, with its processor seconds."""
+    for seed in range(first, first + count):
+        began = time.process_time()
+        outcome = run_schedule(seed)
+        yield outcome, time.process_time() - began
