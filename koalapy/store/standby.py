@@ -125,7 +125,7 @@ class LeaseWatch:
             return "it was released"
         if self._was_locked and not state.is_locked:
             return "its session has ended"
-        if not state.may_live:
+        if not (state.may_live or state.is_locked):  # else it is a process of another container
             return "its process has ended"
         if now - self._changed_at >= LEASE_SECONDS:
             return f"it was not renewed for {LEASE_SECONDS:g} s"

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.processes, needs(C_COMPILER)]
 
 SAMPLE = {
     "commit of the daemon": ("daemon", "fsync", "koala.db-wal", "after"),
-    "command to an agent": ("daemon", "send", "tcp", "before"),
+    "answer of the daemon": ("daemon", "send", "tcp", "before"),
     "journal of an agent": ("agent", "fsync", "journal", "after"),
     "hand-over to the resource manager": ("agent", "send", "unix", "after"),
     "start of a runner": ("manager", "fork", "-", "after"),

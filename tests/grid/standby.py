@@ -49,6 +49,16 @@ class StandbyGrid(EmbeddedGrid):
     def client_environment(self) -> dict[str, str]:
         return self.environment | {"KOALA_URL": ",".join(self.urls.values())}
 
+    def start_koala(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start a command that knows both daemons."""
+        return subprocess.Popen(
+            [*self.koala_command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.client_environment,
+        )
+
     def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
@@ -134,6 +144,11 @@ class StandbyGrid(EmbeddedGrid):
         assert answer.status_code == 201, answer.text
         numbers: list[int] = answer.json()["jobs"]
         return numbers
+
+    def read_states(self, jobs: list[int]) -> set[str]:
+        """Return the states that some of these jobs have."""
+        answer = self.http.post("/api/v1/jobs/states", json={"jobs": jobs})
+        return {job["state"] for job in answer.json()["jobs"]}
 
     def count_unfinished(self) -> int:
         return int(self.http.get("/api/v1/jobs", params={"active": True, "count": True, "limit": 1}).json()["count"])

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from koalapy.store.database import LEASE_SECONDS
-from tests.grid.grid import wait_until
+from tests.grid.grid import MAX_WAIT_S, wait_until
 from tests.grid.standby import StandbyGrid
 from tests.needs import find_postgresql
 from tests.store.postgresql import Server
@@ -20,6 +20,7 @@ from tests.store.postgresql import Server
 INSTALLED = find_postgresql()
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.skipif(not INSTALLED, reason="PostgreSQL missing")]
 MAX_TAKEOVER_S = 5.0
+ONE_NODE = {"type": "flexible", "total_size": 1}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def grid(server: Server, tmp_path: Path) -> Iterator[StandbyGrid]:
         grid.close()
 
 
-def test_standby_after_kill_of_active_takes_over_and_job_continues(grid: StandbyGrid) -> None:
+def test_standby_after_kill_or_end_of_active_takes_over_and_jobs_continue(grid: StandbyGrid) -> None:
     gate = grid.make_gate()
     job = grid.submit(grid.six_nodes, *gate.hold)
     before = grid.wait_for_state(job, "running")
@@ -49,61 +50,54 @@ def test_standby_after_kill_of_active_takes_over_and_job_continues(grid: Standby
     assert rejection.json()["active"] == grid.urls["first"]
     assert grid.call("second", "GET", f"/api/v1/jobs/{job}").json()["state"] == "running"
 
+    printing = grid.submit(ONE_NODE, "sh", "-c", "for i in $(seq 100); do echo line $i; sleep 0.1; done")
+    grid.wait_for_state(printing, "running")
+    following = grid.start_koala("logs", "-f", str(printing))
+
     takeover_s = grid.end_active(signal.SIGKILL)
     print(f"takeover after kill: {takeover_s:.2f} s")
-    assert takeover_s < MAX_TAKEOVER_S
+    assert takeover_s < LEASE_SECONDS / 2
+    output, errors = following.communicate(timeout=MAX_WAIT_S)
+    assert [line for line in output.splitlines() if line.startswith("line")] == [f"line {i}" for i in range(1, 101)]
+    assert following.returncode == 0, errors
+    assert grid.daemons["first"].wait() == -signal.SIGKILL
+    grid.start_one("first", "stands by at")
+
+    takeover_s = grid.end_active(signal.SIGTERM)  # as for an upgrade
+    print(f"takeover after SIGTERM: {takeover_s:.2f} s")
+    assert grid.daemons["second"].wait(timeout=MAX_WAIT_S) == 0
+    assert "it was released" in grid.log_of("first")
+    submission = grid.run_koala("submit", "--flexible", "1", "--", "true")
+    assert submission.returncode == 0, submission.stderr
     gate.open()
     after = grid.wait_for_end(job)
     assert (after["state"], after["restarts"]) == ("succeeded", before["restarts"])
-    assert grid.read_epochs() == [1, 2]
-
-
-def test_standby_after_orderly_end_of_active_takes_over_at_once(grid: StandbyGrid) -> None:
-    """Upgrade both daemons one after the other while a job runs and another is submitted by a user."""
-    gate = grid.make_gate()
-    job = grid.submit(grid.six_nodes, *gate.hold)
-    before = grid.wait_for_state(job, "running")
-    for _ in range(2):
-        ended = grid.active
-        takeover_s = grid.end_active(signal.SIGTERM)
-        print(f"takeover after SIGTERM: {takeover_s:.2f} s")
-        assert grid.daemons[ended].wait(timeout=30.0) == 0
-        submission = grid.run_koala("submit", "--flexible", "1", "--", "true")
-        assert submission.returncode == 0, submission.stderr
-        grid.start_one(ended, "stands by at")
-    assert "it was released" in grid.log_of("second") + grid.log_of("first")
-    gate.open()
-    assert grid.wait_for_end(job)["restarts"] == before["restarts"]
     assert grid.read_epochs() == [1, 2, 3]
 
 
-def test_active_after_restart_of_database_server_stays_active(grid: StandbyGrid, server: Server) -> None:
+def test_active_while_database_restarts_or_refuses_stays_active(grid: StandbyGrid, server: Server) -> None:
     gate = grid.make_gate()
     job = grid.submit(grid.six_nodes, *gate.hold)
     grid.wait_for_state(job, "running")
-    for _ in range(2):
-        server.stop()
-        server.start()
-        wait_until(grid.stores_changes, "the active daemon to write again")
-        wait_until(lambda: grid.call("second", "GET", f"/api/v1/jobs/{job}").status_code == 200, "the standby to read")
-    gate.open()
-    assert grid.wait_for_end(job)["state"] == "succeeded"
-    assert grid.read_epochs() == [1]
+    server.stop()
+    server.start()
+    wait_until(grid.stores_changes, "the active daemon to write again")
+    wait_until(lambda: grid.call("second", "GET", f"/api/v1/jobs/{job}").status_code == 200, "the standby to read")
 
-
-def test_active_while_database_is_locked_or_refuses_stays_active(grid: StandbyGrid, server: Server) -> None:
     name = grid.database.split("/")[3].partition("?")[0]
     with psycopg.connect(host=str(server.home), user="koala", dbname=name) as blocking:
         blocking.execute("select * from lease for update")
-        time.sleep(8.0)
+        time.sleep(6.0)
     wait_until(grid.stores_changes, "the active daemon to write again")
     with psycopg.connect(host=str(server.home), user="koala", dbname="postgres", autocommit=True) as admin:
         admin.execute(f"alter database {name} allow_connections false")
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
         assert grid.call("second", "POST", "/api/v1/jobs", json={}).json()["code"] == "daemon-standby"
-        time.sleep(5.0)
+        time.sleep(3.0)
         admin.execute(f"alter database {name} allow_connections true")
     wait_until(grid.stores_changes, "the active daemon to write again")
+    gate.open()
+    assert grid.wait_for_end(job)["state"] == "succeeded"
     assert grid.read_epochs() == [1]
 
 
@@ -128,7 +122,9 @@ def test_suspended_active_loses_lease_by_time_and_stands_by_when_it_continues(gr
     assert grid.read_epochs() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("kills", "jobs"), [(2, 20), pytest.param(20, 200, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("kills", "jobs"), [(20, 200)])
 def test_standby_after_kills_under_load_loses_no_job(server: Server, tmp_path: Path, kills: int, jobs: int) -> None:
     """Kill the active daemon again and again while many jobs wait and run; audit all that was written."""
     chance, takeovers, numbers = random.Random(7), list[float](), list[int]()
@@ -142,10 +138,10 @@ def test_standby_after_kills_under_load_loses_no_job(server: Server, tmp_path: P
             takeovers.append(grid.end_active(signal.SIGKILL))
             grid.daemons[killed].wait()
             grid.start_one(killed, "stands by at")
-        wait_until(lambda: grid.count_unfinished() == 0, "all jobs to end", 900.0)
-        states = {grid.get_job(job)["state"] for job in numbers}
         print(f"{len(numbers)} jobs, {kills} takeovers: median {statistics.median(takeovers):.2f} s,", end=" ")
-        print(f"maximum {max(takeovers):.2f} s, all {[round(each, 2) for each in takeovers]}")
+        print(f"maximum {max(takeovers):.2f} s, all {[round(each, 2) for each in takeovers]}", flush=True)
+        wait_until(lambda: grid.count_unfinished() == 0, "all jobs to end", 900.0)
+        states = grid.read_states(numbers)
         assert states == {"succeeded"}
         assert len(set(numbers)) == len(numbers)
         assert grid.find_violations() == []

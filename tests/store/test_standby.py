@@ -39,6 +39,7 @@ def watch_states(*states: LeaseState | None, watch: LeaseWatch | None = None, be
         ([HELD, replace(HELD, expires_at=0.0)], "it was released"),
         ([HELD, UNLOCKED], "its session has ended"),
         ([replace(UNLOCKED, may_live=False)], "its process has ended"),
+        ([replace(HELD, may_live=False)] * 3, ""),
         ([UNLOCKED, UNLOCKED], ""),
         ([HELD, None, UNLOCKED, UNLOCKED], ""),
         ([HELD, None, UNLOCKED, HELD, UNLOCKED], "its session has ended"),

@@ -133,7 +133,7 @@ class Attempts:
             return job
         if awaits_relays(job, self._grid):
             return job
-        planned_start = self._queues.promises.judge(job.planned_start)
+        planned_start = self._queues.promises.note_start(job.planned_start)
         reason = "every node has reported: the barrier is open"
         job = self._ledger.change_state(
             job, JobState.STARTING, now, "started", reason, started_at=now, planned_start=planned_start

@@ -256,7 +256,7 @@ class PlacementQueues:
         """Remove a job from its queue, and count the scans it went through as its tries."""
         self.kept.release_kept(job.id)
         if job.planned_start is not None and job.id != self.placing:
-            job = self._ledger.change_job(job, planned_start=self.promises.end(job.planned_start))
+            job = self._ledger.change_job(job, planned_start=self.promises.note_end(job.planned_start))
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)

@@ -28,9 +28,9 @@ from koalapy.scheduler.state import SchedulerState
 
 MARGIN_S = 60.0
 """Seconds that a job may hold its nodes beyond its run time."""
-UNKNOWN_S = 86400.0
+UNKNOWN_RUN_TIME_S = 86400.0
 """The expected run time of a job of which nothing is known. Nothing ends a job at this time."""
-ESTIMATES_S = 600.0
+MAX_ESTIMATE_AGE_S = 600.0
 """Seconds after which estimates are renewed."""
 ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 """Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
@@ -79,7 +79,7 @@ class Plan:
         self._streams = 0
         """Streams over the hub that the job would need."""
         self._estimates: dict[Alike, float] = {}
-        """Estimated run times by application and size, for ``ESTIMATES_S`` seconds."""
+        """Estimated run times by application and size, for ``MAX_ESTIMATE_AGE_S`` seconds."""
         self._estimated_at = 0.0
         self._alike: dict[JobId, Alike] = {}
         """The applications and sizes of active jobs without a walltime, as far as they were needed."""
@@ -133,7 +133,7 @@ class Plan:
         if alike not in self._estimates:
             learned = self._state.experience.expected_at_most(spec)
             if learned is None:
-                return UNKNOWN_S
+                return UNKNOWN_RUN_TIME_S
             self._estimates[alike] = learned
         return self._estimates[alike]
 
@@ -257,7 +257,7 @@ class Plan:
     def invalidate(self) -> None:
         """Make the next ``update`` choose again, by new estimates."""
         self._is_stale = True
-        if self._state.now >= self._estimated_at + ESTIMATES_S:
+        if self._state.now >= self._estimated_at + MAX_ESTIMATE_AGE_S:
             self._estimated_at = self._state.now
             self._estimates.clear()
 
@@ -336,7 +336,7 @@ class Plan:
 
     def _update_promises(self, before: JobId | None, earlier: Iterable[ClusterName]) -> None:
         """Store the planned start with its job, and that the job ``before`` has none any more."""
-        for ident in {before, self.job} - {None}:
+        for ident in dict.fromkeys((before, self.job)):  # in this order
             job = self._ledger.get(ident) if ident is not None else None
             if job is None or job.state is not JobState.QUEUED or (ident != self.job and job.planned_start is None):
                 continue

@@ -41,17 +41,17 @@ class Promises:
 
     # Learn
 
-    def judge(self, planned: PlannedStart | None) -> PlannedStart | None:
-        """Return the planned start of a job that starts now, with how late that is. Only its first start counts."""
+    def note_start(self, planned: PlannedStart | None) -> PlannedStart | None:
+        """Return the planned start of a job that starts now, with its delay. Learn only from its first start."""
         if planned is None or planned.late is not None:
             return planned
         planned = replace(planned, late=self._state.now - (planned.first - planned.delay))
         self._past.append(planned)
         return planned
 
-    def end(self, planned: PlannedStart) -> PlannedStart | None:
-        """Return the planned start of a job that does not wait for it any more: None unless it was broken."""
-        return self.judge(planned) if self._state.now > planned.first + ON_TIME_S else None
+    def note_end(self, planned: PlannedStart) -> PlannedStart | None:
+        """Return the planned start of a job that stops waiting for it, with its delay; None if it was not broken."""
+        return self.note_start(planned) if self._state.now > planned.first + ON_TIME_S else None
 
     def _record_of(self, clusters: Collection[ClusterName], is_certain: bool) -> tuple[float, int, int]:
         """Return the delay to expect on clusters, and how many past starts were kept of how many."""
