@@ -122,7 +122,7 @@ class LyingCluster(Lrm):
         await self._be_late()
         self._lose_reply()
         now = self._clock.monotonic()
-        used = {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
+        used = self.used_nodes()
         snapshot = LrmSnapshot(
             len(self.node_names),
             len(self.node_names) - len(used | self.local_use),
@@ -157,13 +157,17 @@ class LyingCluster(Lrm):
     def _schedule(self) -> None:
         asyncio.get_running_loop().call_later(START_S, self.start_jobs)
 
+    def used_nodes(self) -> set[str]:
+        """Return the nodes of running jobs."""
+        return {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
+
     def start_jobs(self) -> None:
         """Start waiting jobs in order while their nodes are free."""
         for job in list(self.jobs.values()):
             if job.state is not LrmJobState.QUEUED:
                 continue
-            used = {node for other in self.jobs.values() if other.state is LrmJobState.RUNNING for node in other.nodes}
-            free = [node for node in self.node_names if node not in used | self.local_use]
+            used = self.used_nodes() | self.local_use
+            free = [node for node in self.node_names if node not in used]
             if len(free) < job.submission.nodes:
                 break
             job.nodes, job.state, job.begin = (
