@@ -134,7 +134,7 @@ def translate_environment(
         counterparts = dict(COUNTERPARTS[system])
         of_slots = [host for host, slots in nodes for _ in range(slots)]
         of_nodes = [f"{host} {slots}" for host, slots in nodes]
-        result.update(zip(OF_HOSTS.get(system, ()), (" ".join(of_slots), " ".join(of_nodes)), strict=False))
+        result.update(zip(OF_HOSTS.get(system, ()), (" ".join(of_slots), " ".join(of_nodes))))
         if system in HOST_FILES:
             lines = [f"{text} koala@{text.split()[0]} <NULL>" for text in of_nodes]
             result[HOST_FILES[system]] = path = f"{folder}/{system}-hosts"
