@@ -3,9 +3,23 @@
 import argparse
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
 from koalapy.config.logs import configure_logging
-from tests.proof.schedules import draw_schedule, play_schedules, run_schedule, shrink_schedule
+from tests.proof.planted import PLANTED
+from tests.proof.schedules import draw_dangerous_schedule, draw_schedule, play_schedules, run_schedule, shrink_schedule
+
+
+def count_found(first: int, count: int) -> int:
+    """Print in how many schedules each planted fault was found, and return 1 if a schedule without one had a finding."""
+    false_findings = 0
+    for name, fault in {"nothing": nullcontext, **PLANTED}.items():
+        found = 0
+        for seed in range(first, first + count):
+            found += bool(run_schedule(seed, fault=fault, elements=draw_dangerous_schedule(seed)).violations)
+        print(f"{name}: found in {found} of {count}", flush=True)
+        false_findings += found if fault is nullcontext else 0
+    return bool(false_findings)
 
 
 def main() -> int:
@@ -15,9 +29,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the first; default 1")
     parser.add_argument("--replay", type=int, metavar="SEED", help="repeat one, and shrink it if it fails")
     parser.add_argument("--without", default="", metavar="NAME,…", help="leave elements out of a replay")
+    parser.add_argument("--planted", type=int, metavar="N", help="play N dangerous schedules with each planted fault")
     parser.add_argument("--log", default="critical", help="level of the log; default critical")
     options = parser.parse_args()
     configure_logging(options.log)
+    if options.planted is not None:
+        return count_found(options.seed, options.planted)
     if options.replay is not None:
         without = set(filter(None, options.without.split(",")))
         for element in draw_schedule(options.replay):

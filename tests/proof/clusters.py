@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from random import Random
 
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.audit.facts import Run, RunKind, Source
+from koalapy.audit.facts import Output, Run, RunKind, Source
 from koalapy.audit.readers import parse_token, token_of
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.system.clock import Clock
@@ -62,6 +63,8 @@ class LyingCluster(Lrm):
         plan_program: Callable[[str], tuple[float, int]],
     ) -> None:
         """``plan_program`` returns duration and exit code of the program of a component, by its token."""
+        self._context = copy_context()
+        """That of the cluster, which outlives its agents."""
         self.name, self._random, self._clock, self._key = name, random, clock, key
         self._plan_program = plan_program
         self.node_names = tuple(f"{name}-{index}" for index in range(node_count))
@@ -155,7 +158,7 @@ class LyingCluster(Lrm):
     # What happens in the cluster
 
     def _schedule(self) -> None:
-        asyncio.get_running_loop().call_later(START_S, self.start_jobs)
+        asyncio.get_running_loop().call_later(START_S, self.start_jobs, context=self._context.copy())
 
     def used_nodes(self) -> set[str]:
         """Return the nodes of running jobs."""
@@ -185,7 +188,7 @@ class LyingCluster(Lrm):
                 runner = PlayedRunner(
                     instance, program, lambda: self.port, self._key, self._clock, duration, code, f"{job.id}-{index}"
                 )
-                task = asyncio.create_task(runner.run())
+                task = asyncio.create_task(runner.run(), context=self._context.copy())
                 job.runners.append(task)
                 task.add_done_callback(lambda _, job=job: self._runner_ended(job))  # type: ignore[misc]
         self._changed.set()
@@ -212,10 +215,10 @@ class LyingCluster(Lrm):
     def list_unended(self) -> list[HeldJob]:
         return [job for job in self.jobs.values() if job.state is not LrmJobState.ENDED]
 
-    def facts(self) -> list[Run]:
+    def facts(self) -> list[Run | Output]:
         """Return what this cluster itself knows of its jobs and programs."""
         accounting, nodes = Source(f"accounting of {self.name}", "proof"), Source("nodes", "proof")
-        runs = []
+        runs: list[Run | Output] = []
         for job in [*self._forgotten, *self.jobs.values()]:
             if job.begin is not None:
                 instance_and_token = token_of(job.submission.name)
@@ -232,12 +235,16 @@ class LyingCluster(Lrm):
                 has_ended = all(program.end is not None for program in began)
                 end = max(program.end or 0.0 for program in began) if has_ended else None
                 codes = {program.code for program in began}
+                code = codes.pop() if len(codes) == 1 else None
                 runs.append(
                     Run(nodes, RunKind.PROGRAM, token.job, token.attempt, token.part, self.name,
                         min(program.begin or 0.0 for program in began), end, has_ended,
                         tuple(program.host for program in began), len(programs),
-                        codes.pop() if len(codes) == 1 else None, token.nonce, began[0].lrm_job)
+                        code, token.nonce, began[0].lrm_job)
                 )  # fmt: skip
+                if has_ended and code is not None:
+                    written = sum(len(program.output) for program in began)
+                    runs.append(Output(nodes, token.job, token.attempt, token.part, written))
         return runs
 
     def _programs_by_job(self) -> list[list[Program]]:

@@ -7,23 +7,30 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextvars import copy_context
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
+
+from fastapi import APIRouter
 
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners import runners, uplink
+from koalapy.audit.facts import Fact, Source, Submission
 from koalapy.audit.readers import read_database, read_output, read_spool
 from koalapy.audit.rules import Finding, find_violations
 from koalapy.config.settings import ClusterSection, Settings
+from koalapy.daemon import web_server
 from koalapy.runner.session import derive_key
 from tests.agent.memory_agent import find_no_open_mpi
 from tests.fuzz.daemon import WatchedDaemon, admin_client, running_daemon
 from tests.proof.clusters import LyingCluster
 from tests.proof.links import Path as Way
+from tests.proof.loop import OWNER, SingleThreadLoop
 from tests.proof.runners import Port
 from tests.virtual_time import VirtualClock
 
@@ -56,8 +63,10 @@ class ProofGrid:
         self.clocks = {name: VirtualClock(loop) for name in clusters}
         """The clocks of the agents' hosts."""
         self.ways = {name: Way(Random(f"{seed} way {name}"), functools.partial(self._serve, name)) for name in clusters}
+        self._acknowledged: list[Submission] = []
         self._agents: dict[str, asyncio.Task[None]] = {}
-        self._starts = 0
+        self._owners: dict[str, str] = {}
+        self._starts = self._lives = 0
         self.daemon: WatchedDaemon | None = None
         self._stack: AsyncExitStack | None = None
         self.data = directory
@@ -102,6 +111,9 @@ class ProofGrid:
         return self.directory / f"agent-{name}" / "spool"
 
     def start_agent(self, name: str) -> None:
+        """Start a cluster's agent on what its spool holds, unless it runs."""
+        if name in self._agents:
+            return
         settings = AgentSettings(
             name, f"http://{name}", self.settings.clusters[name].token or "", self.spool(name), poll_interval=5.0
         )
@@ -109,16 +121,21 @@ class ProofGrid:
         agent = run_agent(
             settings, cast(Lrm, self.clusters[name]), clock=self.clocks[name], find_open_mpi=find_no_open_mpi
         )
-        self._agents[name] = asyncio.create_task(agent)
+        self._lives += 1
+        context = copy_context()
+        context.run(OWNER.set, f"{name} {self._lives}")
+        self._agents[name] = asyncio.create_task(agent, context=context)
+        self._owners[name] = f"{name} {self._lives}"
 
-    async def crash_agent(self, name: str) -> None:
-        """End an agent; its durable state is its spool."""
+    def kill_agent(self, name: str) -> None:
+        """End an agent without a word; its durable state is its spool."""
+        if self._agents.pop(name, None) is not None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SingleThreadLoop)
+            loop.killed.add(self._owners[name])
         self.ways[name].break_all()
         if (port := self.clusters[name].port) is not None:
             port.break_all()
-        if (agent := self._agents.pop(name, None)) is not None:
-            agent.cancel()
-            await asyncio.gather(agent, return_exceptions=True)
 
     # Users
 
@@ -134,6 +151,8 @@ class ProofGrid:
             return 0
         assert answer.status_code in (200, 201), answer.text
         job = int(answer.json()["id"])
+        if key:
+            self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
         return job
 
@@ -152,8 +171,7 @@ class ProofGrid:
             cluster.start_jobs()
             self.ways[name].heal()
             self.ways[name].slowness_s = 0.0
-            if name not in self._agents or self._agents[name].done():
-                self.start_agent(name)
+            self.start_agent(name)
         if self.daemon is None:
             await self.start_daemon()
 
@@ -183,7 +201,8 @@ class ProofGrid:
 
     def find_violations(self) -> list[Finding]:
         """Let the auditor judge what every side wrote."""
-        facts = [*read_database(f"sqlite:///{self.data}/koala.db"), *read_output(self.data / "output")]
+        facts: list[Fact] = [*read_database(f"sqlite:///{self.data}/koala.db"), *read_output(self.data / "output")]
+        facts += self._acknowledged
         for name, cluster in self.clusters.items():
             facts += [*read_spool(self.spool(name), name), *cluster.facts()]
         return list(find_violations(facts))
@@ -209,7 +228,9 @@ async def proof_grid(
     async def nothing_waits(*_: object) -> None:
         return
 
+    no_pages = SimpleNamespace(router=APIRouter(), render_problem=None)
     with (
+        patch.object(web_server, "build_dashboard", lambda *_: no_pages),
         patch.object(uplink, "connect", connect),
         patch.object(runners, "_listen", listen),
         patch.object(runners, "accept_waiting", nothing_waits),
@@ -222,7 +243,7 @@ async def proof_grid(
             yield grid
         finally:
             for name in clusters:
-                await grid.crash_agent(name)
+                grid.kill_agent(name)
                 for job in grid.clusters[name].list_unended():
                     grid.clusters[name].end_job(job)
             if grid._stack is not None and grid.daemon is not None:

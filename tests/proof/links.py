@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
 from random import Random
 from typing import Any
 
@@ -70,6 +71,8 @@ class Path:
     def __init__(self, random: Random, serve: Callable[[Any], Any]) -> None:
         """``serve`` is called with the daemon's side of each connection; it raises ``OSError`` without a daemon."""
         self._random, self._serve = random, serve
+        self.context = copy_context()
+        """That of the daemon, which outlives the agents."""
         self.is_cut = False
         self.slowness_s = 0.0
         """Longest additional delay of a frame."""
@@ -121,7 +124,8 @@ class Connecting:
             raise OSError("unreachable")
         self._path.live.add(self._connection)
         try:
-            self._serving = asyncio.create_task(self._path._serve(DaemonSide(self._connection, self._path)))
+            serving = self._path._serve(DaemonSide(self._connection, self._path))
+            self._serving = asyncio.create_task(serving, context=self._path.context.copy())
         except OSError:
             self._path.live.discard(self._connection)
             raise

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ class Port:
 
     def __init__(self, connection: Callable[[], RunnerConnection]) -> None:
         self._make = connection
+        self.context = copy_context()
+        """In which the agent's code runs."""
         self.sockets = [self]
         self.is_open = True
         self._ends: list[RunnerEnd] = []
@@ -33,9 +36,9 @@ class Port:
         self.is_open = False
 
     def accept(self, end: "RunnerEnd") -> None:
-        end.connection = self._make()
+        end.connection, end.context = self._make(), self.context
         self._ends.append(end)
-        end.connection.connection_made(end)  # type: ignore[arg-type]
+        self.context.copy().run(end.connection.connection_made, end)
 
     def break_all(self) -> None:
         self.close()
@@ -48,6 +51,7 @@ class RunnerEnd:
 
     def __init__(self) -> None:
         self.connection: RunnerConnection | None = None
+        self.context = copy_context()
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._buffer = b""
         self._is_closed = False
@@ -67,7 +71,8 @@ class RunnerEnd:
         if not self._is_closed:
             self._is_closed = True
             self.lines.put_nowait(None)
-            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)  # type: ignore[union-attr]
+            assert self.connection is not None
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None, context=self.context.copy())
 
     close = abort
 
@@ -87,7 +92,7 @@ class RunnerEnd:
 
     def say(self, data: bytes) -> None:
         if not self._is_closed:
-            asyncio.get_running_loop().call_soon(self._say, data)
+            asyncio.get_running_loop().call_soon(self._say, data, context=self.context.copy())
 
     def _say(self, data: bytes) -> None:
         if not self._is_closed:

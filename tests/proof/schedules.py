@@ -1,6 +1,7 @@
 """Schedules: jobs of users and faults, drawn from a seed, and played in a grid in virtual time."""
 
 import asyncio
+import gc
 import shutil
 import tempfile
 import time
@@ -37,9 +38,11 @@ class Element:
         return Random(f"{seed} {self.name} details")
 
 
+LONG_S = 500.0
 JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent")
 FAULT_KINDS = {
     "cut past the lease": 4,
+    "long cut": 2,
     "short cut": 2,
     "broken connection": 2,
     "slow path": 2,
@@ -73,6 +76,21 @@ def draw_schedule(seed: int) -> list[Element]:
     return sorted(elements, key=lambda element: (element.at, element.name))
 
 
+def draw_dangerous_schedule(seed: int) -> list[Element]:
+    """Return a short schedule with what planted faults need: long jobs on both clusters, a dependent job and an array,
+    a partition past the lease and the restart of an agent, at times from the seed.
+    """
+    random = Random(seed)
+    jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(6)]
+    jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array")]
+    faults = [
+        Element("fault0", random.uniform(15.0, 60.0), "long cut"),
+        Element("fault1", random.uniform(20.0, 200.0), "agent restart"),
+        Element("fault2", random.uniform(10.0, 200.0), random.choice(sorted(FAULT_KINDS))),
+    ]
+    return sorted(jobs + faults, key=lambda element: (element.at, element.name))
+
+
 # Jobs
 
 
@@ -91,7 +109,7 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
-    elif kind in ("array", "dependent"):
+    elif kind in ("array", "dependent", "long"):
         request = {"type": "nonfixed", "components": [_component(1)]}
     body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
     if kind == "array":
@@ -110,6 +128,8 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     body = make_body(element.kind, random, earlier)
     duration, code = random.choice([2.0, 15.0, 60.0, 150.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
+    if element.kind == "long":
+        duration, code, repeats, cancel_after = LONG_S, 0, True, None
     while (job := await grid.submit(body, duration, code, element.name)) is None:  # noqa: ASYNC110
         await asyncio.sleep(2.0)
     if not job:
@@ -132,9 +152,10 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
     cluster, way = grid.clusters[name], grid.ways[name]
     lasts = random.uniform(5.0, 60.0)
     match element.kind:
-        case "cut past the lease" | "short cut":
+        case "cut past the lease" | "long cut" | "short cut":
             way.cut()
-            await asyncio.sleep(LEASE_S + random.uniform(0, 3 * LEASE_S) if element.kind != "short cut" else lasts / 3)
+            past = {"cut past the lease": random.uniform(0, 3 * LEASE_S), "long cut": 4 * LEASE_S + lasts}
+            await asyncio.sleep(lasts / 3 if element.kind == "short cut" else LEASE_S + past[element.kind])
             way.heal()
         case "broken connection":
             way.break_all()
@@ -143,7 +164,7 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             await asyncio.sleep(lasts)
             way.slowness_s = 0.0
         case "agent restart":
-            await grid.crash_agent(name)
+            grid.kill_agent(name)
             await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
             grid.start_agent(name)
         case "daemon restart":
@@ -227,15 +248,20 @@ def run_schedule(
     chosen = draw_schedule(seed) if elements is None else elements
     folder = Path(tempfile.mkdtemp(prefix="koala-proof-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     loop = SingleThreadLoop()
+    gc.disable()  # what a schedule leaves is collected at its end, by one full collection
     try:
         directory = folder / "data"
         directory.mkdir(mode=0o700)
         with repeatable_process(loop, seed), fault():
-            return loop.run_until_complete(
-                _play(directory, seed, [element for element in chosen if element.name not in without])
-            )
+            try:
+                return loop.run_until_complete(
+                    _play(directory, seed, [element for element in chosen if element.name not in without])
+                )
+            finally:
+                loop.finish()
     finally:
-        loop.close()
+        gc.enable()
+        gc.collect()
         shutil.rmtree(folder, ignore_errors=True)
 
 
