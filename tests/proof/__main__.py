@@ -11,7 +11,7 @@ from tests.proof.schedules import draw_dangerous_schedule, draw_schedule, play_s
 
 
 def count_found(first: int, count: int) -> int:
-    """Print in how many schedules each planted fault was found, and return 1 if a schedule without one had a finding."""
+    """Print in how many schedules each planted fault was found. Return 1 if one without a fault had a violation."""
     false_findings = 0
     for name, fault in {"nothing": nullcontext, **PLANTED}.items():
         found = 0

@@ -257,6 +257,8 @@ def run_schedule(
                 return loop.run_until_complete(
                     _play(directory, seed, [element for element in chosen if element.name not in without])
                 )
+            except Exception as error:  # noqa: BLE001 - whatever ended the daemon or an agent is a violation
+                return Outcome(seed, [f"it ended with {error!r}"], 0, 0, 0.0, "")
             finally:
                 loop.finish()
     finally:
