@@ -55,7 +55,7 @@ class Access:
             )
         self.pinned: Path | None = None
         """The certificate file of this account's own daemon, if the daemon must show exactly that certificate."""
-        self._renews = False
+        self.is_login = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
         """Hint for the user if the daemon rejects the token."""
         self._await_start(timeouts.start_notice_s if user_token and url is None else 0.0)
@@ -69,7 +69,7 @@ class Access:
         # A proxy of the environment does not know this machine's addresses, and must not see a token of this account.
         local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
         is_own_token = bool(self.token) and not user_token
-        self.by_proxy = not local and self.parts.scheme == "https" and (not is_own_token or self._renews)
+        self.by_proxy = not local and self.parts.scheme == "https" and (not is_own_token or self.is_login)
 
     @property
     def url(self) -> str:
@@ -88,7 +88,7 @@ class Access:
 
     def renew_login(self) -> bool:
         """Replace a login that the daemon rejects; return whether a new one was obtained."""
-        if not self._renews:
+        if not self.is_login:
             return False
         from koalapy.client import logins
 
@@ -126,7 +126,7 @@ class Access:
             return
         self.hint = f"{silent}{search.reason}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
-            self.parts, self.token, self.ca, self._renews = _parse_url(login.url), login.token, login.ca, True
+            self.parts, self.token, self.ca, self.is_login = _parse_url(login.url), login.token, login.ca, True
             self.hint = "run koala login"
 
     def _find_login(self, *, is_url_given: bool) -> "tuple[Login | None, str]":

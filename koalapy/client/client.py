@@ -84,7 +84,7 @@ class Client:
         self.has_answered, self.timeouts, self.report = False, timeouts, report
         self._user_token, self._login = token, ("", "")
         self._urls = split_urls(url or DEFAULT_URL) or [str(url)]
-        """The addresses of all known daemons; the present one is first."""
+        """The addresses of all daemons that the user gave; the present one is first."""
         self._use_daemon(self._urls[0] if url else None, access)
 
     def _use_daemon(self, url: str | None, access: Access | None = None) -> None:
@@ -98,7 +98,9 @@ class Client:
             )
         except ValueError as error:
             raise GridError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
-        self._access, self._login, self.url = chosen, (chosen.token, chosen.ca), chosen.url
+        self._access, self.url = chosen, chosen.url
+        if chosen.is_login:
+            self._login = chosen.token, chosen.ca
 
     def _connect(self) -> None:
         """Connect to the first daemon that can be reached. Raise ``CONNECTION_ERRORS`` if none can."""
@@ -115,7 +117,7 @@ class Client:
     def _follow_standby(self, answer: Answer) -> bool:
         """Turn to the active daemon that a standby daemon names, or to the next address; return whether there is one.
 
-        The standby daemon has done nothing.
+        The standby daemon has done nothing. A token goes only to addresses that the user gave.
         """
         try:
             problem = answer.json() if answer.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
@@ -125,7 +127,7 @@ class Client:
         if active is None:
             return False
         self._urls = [*self._urls[1:], self._urls[0]]
-        if active and active != self.url:
+        if active in self._urls:
             self._urls = [active, *(url for url in self._urls if url != active)]
         self._use_daemon(self._urls[0])
         return len(self._urls) > 1

@@ -23,7 +23,7 @@ from koalapy.daemon.access import own_access
 from koalapy.daemon.agents.embedded import EmbeddedAgents, build_embedded_agents
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.core import Core, check_settings
-from koalapy.daemon.engine.database import query
+from koalapy.daemon.engine.database import Threads, query
 from koalapy.daemon.engine.duties import Duties, Duty
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.watchdog import Watchdog
@@ -45,6 +45,8 @@ log = structlog.get_logger()
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """Entries by which a folder is recognized as a data directory."""
+RETRY_S = 1.0
+"""Pause before a daemon stands by again, after the database failed while it took over."""
 SWITCH_INTERVAL_S = 0.0005
 """After this time a busy thread, such as one that reads for a page, yields to the event loop."""
 
@@ -135,9 +137,13 @@ async def run(
         Raise ``ConflictError`` if another daemon has the lease.
         """
         core = Core(settings, policies, data_dir, claim)
-        connections = Connections(raise_file_limit(FILES_WANTED))
-        services = Services(core, own_token, certificate)
-        await services.logins.revoke_outdated()
+        try:
+            connections = Connections(raise_file_limit(FILES_WANTED))
+            services = Services(core, own_token, certificate)
+            await services.logins.revoke_outdated()
+        except BaseException:
+            core.stores.jobs.close()
+            raise
         app = build_application(core, services, host, connections.max_requests)
         daemon = Daemon(
             core.engine,
@@ -176,15 +182,20 @@ async def run(
         if announce_standby is None:
             await serve_until_end(own_token, listener, Claim(own_url(settings, listener, certificate)))
             return
-        is_replaced = True
+        is_replaced, threads = True, Threads(1, "lease")
         while is_replaced:
-            standby = Standby(settings, policies, host, data_dir, certificate, own_token, manager, announce_standby)
+            standby = Standby(
+                settings, policies, host, data_dir, certificate, own_token, manager, threads, announce_standby
+            )
             if (claim := await standby.run(listener)) is None:
                 return
             try:
                 is_replaced = await serve_until_end(own_token, listener.dup(), claim)
             except (ConflictError, LeaseLost) as error:
                 log.warning("another daemon has the lease: this one stands by", action="stands-by", reason=str(error))
+            except StoreUnavailable as error:
+                log.error("the database is unavailable", action="database-away", error=error.message)
+                await asyncio.sleep(RETRY_S)
 
 
 @dataclass

@@ -6,9 +6,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
@@ -42,6 +42,8 @@ POLL_INTERVAL_S = 0.25
 """Pause between two reads of the lease."""
 TOKENS_INTERVAL_S = 5.0
 """Time for which a token that was revoked at the active daemon may be accepted here."""
+MAX_FOREIGN_READS = 20
+"""Reads of the lease in which a shared file system may lack what the active daemon has just written."""
 SERVER_END_S = 1.0
 """Time that requests have to end before this daemon becomes active."""
 
@@ -82,9 +84,13 @@ class Standby:
     certificate: Certificate | None
     own_token: str
     manager: ServiceManager
+    threads: Threads
+    """The thread that reads the lease."""
     announce: Callable[[str, str], None]
     """Called with the URL of this daemon, and host or URL of the active one."""
     state: LeaseState = NO_LEASE
+    _foreign_reads: int = 0
+    """How often the data directory lacked a commit of the active daemon."""
     _core: Core | None = None
     _identities: Identities | None = None
     _app: FastAPI | None = None
@@ -97,9 +103,10 @@ class Standby:
         assert self.settings.database is not None
         gc.unfreeze()  # what an earlier active daemon of this process has left
         ended, address = asyncio.Event(), own_url(self.settings, listener, self.certificate)
-        loop, threads = asyncio.get_running_loop(), Threads(1, "lease")
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
+        ending = asyncio.create_task(ended.wait())
         reader, watch = LeaseReader(self.settings.database), LeaseWatch()
         server: HttpServer | None = None
         serving: asyncio.Task[None] | None = None
@@ -107,7 +114,12 @@ class Standby:
         try:
             while not ended.is_set():
                 try:
-                    state = await loop.run_in_executor(threads, reader.read)
+                    reading = loop.run_in_executor(self.threads, reader.read)
+                    either: set[asyncio.Future[Any]] = {reading, ending}
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if ended.is_set():  # also while the database does not answer
+                        return None
+                    state = await reading
                     if reason := watch.find_reason(state, time.monotonic()):
                         previous = {"active": self._active, "epoch": state.epoch}
                         log.warning("this daemon takes over", action="takes-over", reason=reason, **previous)
@@ -121,18 +133,17 @@ class Standby:
                 if server is None and self.state is not NO_LEASE:
                     server = self._make_server(listener, watchdog)
                     serving = asyncio.create_task(server.serve([listener.dup()]), name="standby")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_INTERVAL_S):
-                        await ended.wait()
+                await asyncio.wait({ending}, timeout=POLL_INTERVAL_S)
             return None
         finally:
+            ending.cancel()
             watchdog.stop()
             if server is not None and serving is not None:
                 server.should_exit = True
                 await asyncio.wait({serving}, timeout=SERVER_END_S)
             if self._core is not None:
                 self._core.stores.jobs.close()
-            threads.submit(reader.close)
+            self.threads.submit(reader.close)
 
     @property
     def _active(self) -> str:
@@ -166,6 +177,9 @@ class Standby:
                 hint="run its agent by itself (koala agent), or let the standby daemon run on the same machine",
             )
         if state.batch > 0 and recorded_commit(self.data_dir)[0] < state.epoch:
+            self._foreign_reads += 1
+            if self._app is not None or self._foreign_reads < MAX_FOREIGN_READS:
+                raise StoreUnavailable(f"{self.data_dir} does not have the last commit of {state.holder} yet")
             raise UsageError(
                 f"--data-dir is {self.data_dir}, which is not the data directory of the active daemon ({state.holder})",
                 field="--data-dir",

@@ -35,6 +35,8 @@ UNKNOWN_PAST = 10_000_000
 """Numbers that are skipped if a database with jobs has no such file, as on a new machine."""
 _RECORD = re.compile(rb"(\d{20}) (\d{20}) ([0-9a-f-]{36})\n", re.ASCII)
 _COMMIT = re.compile(rb"(\d{20}) (\d{20})\n", re.ASCII)
+COMMIT_SIZE = 42
+"""Bytes of a recorded commit."""
 _FOLDER = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
 
@@ -129,6 +131,9 @@ class JobNumbers:
         with suppress(OSError):
             if is_first := self._commits < 0:
                 self._commits = open_owner_only(str(self._path.with_name(COMMIT_FILE)), os.O_RDWR | os.O_CREAT)
+            match = _COMMIT.fullmatch(os.pread(self._commits, COMMIT_SIZE, 0))
+            if match and int(match[1]) > commit[0]:
+                return  # another daemon has taken over since this one's commit
             os.pwrite(self._commits, b"%020d %020d\n" % commit, 0)
             if is_first:
                 os.fsync(self._commits)
@@ -153,9 +158,11 @@ class JobNumbers:
             os.close(self._commits)
             self._commits = -1
         if self._file >= 0:
+            is_latest = recorded_numbers(self._path) <= self._reserved  # else another daemon has taken over
             self._reserved = self._given
             with suppress(OSError):  # if that fails, the reserved block remains valid
-                self._write_numbers(sync=True)
+                if is_latest:
+                    self._write_numbers(sync=True)
             os.close(self._file)
             self._file = -1
 

@@ -63,11 +63,18 @@ def dead_url() -> str:
 
 def test_client_of_standby_follows_to_named_daemon_with_its_token() -> None:
     with serve_answers({"id": 7}) as (active, taken), serve_answers(standby_answer(active), 503) as (standby, rejected):
-        client = Client(standby, TOKEN, timeouts=TIMEOUTS)
+        client = Client(f"{standby},{dead_url()},{active}", TOKEN, timeouts=TIMEOUTS)
         assert client.submit({}, "key") == {"id": 7}
         assert client.job(7) == {"id": 7}
         assert (len(rejected), client.url) == (1, active)
         assert taken == [f"POST /api/v1/jobs Bearer {TOKEN}", f"GET /api/v1/jobs/7 Bearer {TOKEN}"]
+
+
+def test_client_sends_no_token_to_address_that_user_did_not_give() -> None:
+    with serve_answers({"id": 7}) as (other, taken), serve_answers(standby_answer(other), 503) as (standby, _):
+        with pytest.raises(GridError, match="is active"):
+            Client(standby, TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs/7")
+        assert taken == []
 
 
 def test_client_with_dead_first_address_uses_second() -> None:

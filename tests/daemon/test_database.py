@@ -11,6 +11,7 @@ import pytest
 
 from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor, Threads, _run_query
 from koalapy.model.errors import StoreUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK
 from tests import signals
 from tests.virtual_time import VirtualTimeLoop
 
@@ -27,7 +28,7 @@ def test_monitor_of_shared_database_allows_renewals_only_after_own_renewal(
     """Otherwise the programs of a cluster that only this daemon reaches outlive what its successor waits for."""
     monitor = DatabaseMonitor()
     monitor.is_lease_shared, monitor.lease_lost = is_shared, is_lost
-    monitor.lease_renewed_at = time.monotonic() - renewed_ago
+    monitor.lease_renewed_at = SYSTEM_CLOCK.since_boot() - renewed_ago
     assert monitor.may_renew_components is may_renew
 
 

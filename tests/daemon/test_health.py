@@ -17,6 +17,7 @@ from koalapy.model.job import ComponentState, JobState
 from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.scheduler.events import ClusterDrained
 from koalapy.store.records import Batch
+from koalapy.system.clock import SYSTEM_CLOCK
 from tests import signals
 from tests.daemon.test_hub import DEADLINE, wait_for_state
 from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
@@ -84,9 +85,9 @@ async def test_health_with_overdue_lease_or_cycle_is_not_ready(tmp_path: Path, m
         database = daemon.engine.database
         now = time.monotonic()
         monkeypatch.setattr(service_health, "time", SimpleNamespace(monotonic=lambda: now))
-        database.lease_renewed_at = now - service_health.LEASE_OVERDUE - 1
+        database.lease_renewed_at = SYSTEM_CLOCK.since_boot() - service_health.LEASE_OVERDUE - 1
         assert health.check_readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
-        database.lease_renewed_at = now
+        database.lease_renewed_at = SYSTEM_CLOCK.since_boot()
         assert health.check_readiness().ready
         writes, may_write = threading.Event(), threading.Event()
         monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
@@ -94,7 +95,7 @@ async def test_health_with_overdue_lease_or_cycle_is_not_ready(tmp_path: Path, m
         daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
         await signals.until(writes.is_set)
         assert daemon.engine.cycle_started_at is not None
-        database.lease_renewed_at = now = daemon.engine.cycle_started_at + service_health.ROUND_TIMEOUT
+        now = daemon.engine.cycle_started_at + service_health.ROUND_TIMEOUT
         assert health.check_readiness().reasons == ["a round of the engine does not end since 3 s"]
         may_write.set()
         await signals.until(lambda: health.check_readiness().ready)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import StoreUnavailable
-from koalapy.store.job_numbers import BLOCK, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_numbers
+from koalapy.store.job_numbers import BLOCK, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_commit, recorded_numbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from tests.store.jobs import make_batch, make_job
@@ -51,6 +51,21 @@ def test_last_given_after_kill_has_no_gap(tmp_path: Path) -> None:
     assert first.last_given(0) == 0
     first.give(3)
     assert make_job_numbers(tmp_path).last_given(3) == 3
+
+
+def test_replaced_daemon_changes_nothing_of_its_successor(tmp_path: Path) -> None:
+    replaced = make_job_numbers(tmp_path)
+    replaced.last_given(0)
+    replaced.give(3)
+    replaced.note_commit((1, 7))
+    successor = make_job_numbers(tmp_path)
+    successor.give(successor.last_given(3) + 1)
+    successor.note_commit((2, 1))
+    replaced.note_commit((1, 8))
+    replaced.close()
+    assert recorded_commit(tmp_path) == (2, 1)
+    assert recorded_numbers(tmp_path / NUMBERS_FILE, used_only=True) == 4
+    assert make_job_numbers(tmp_path, LATER_BOOT).last_given(3) > 4
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -185,10 +185,9 @@ class HealthMonitor:
         database = self._engine.database
         if database.lease_lost:
             return "another daemon has taken over"
-        since = time.monotonic() - database.lease_renewed_at if database.lease_renewed_at is not None else 0.0
-        if since < LEASE_OVERDUE:
+        if database.lease_age < LEASE_OVERDUE:
             return ""
-        return f"the lease was renewed {since:.0f} s ago: another daemon may take over"
+        return f"the lease was renewed {database.lease_age:.0f} s ago: another daemon may take over"
 
     def _engine_fault(self) -> str:
         """Return why the engine makes no progress; empty if it does."""

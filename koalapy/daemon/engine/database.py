@@ -18,6 +18,7 @@ import structlog
 
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.errors import StoreUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -185,7 +186,7 @@ class DatabaseMonitor:
         self._problems: dict[str, str] = {}
         self._since = 0.0
         self.lease_renewed_at: float | None = None
-        """Monotonic time of the last renewal; None before the first."""
+        """Time since boot of the last renewal; None before the first."""
         self.lease_lost = False
         self.is_lease_shared = False
         """Whether a daemon of another machine may take the lease."""
@@ -199,14 +200,17 @@ class DatabaseMonitor:
         return next(iter(self._problems.values()), "")
 
     @property
+    def lease_age(self) -> float:
+        """Return the seconds since the last renewal began, with those for which the machine was suspended."""
+        return 0.0 if self.lease_renewed_at is None else SYSTEM_CLOCK.since_boot() - self.lease_renewed_at
+
+    @property
     def may_renew_components(self) -> bool:
         """Return whether the leases of components may be renewed.
 
         A daemon that has taken over counts them from its start, and waits for 30 s more (ADR 30).
         """
-        if not self.is_lease_shared or self.lease_renewed_at is None:
-            return True
-        return not self.lease_lost and time.monotonic() - self.lease_renewed_at < RENEWAL_LIMIT_S
+        return not self.is_lease_shared or (not self.lease_lost and self.lease_age < RENEWAL_LIMIT_S)
 
     @property
     def unavailable_for(self) -> float:

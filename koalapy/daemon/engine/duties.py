@@ -20,6 +20,7 @@ from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.store.sql import JobStore
+from koalapy.system.clock import SYSTEM_CLOCK
 
 log = structlog.get_logger()
 
@@ -97,7 +98,8 @@ class Duties:
 
         Those that follow the machine's clock run in APScheduler, others in their own task.
         """
-        self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
+        # The store took the lease when it was opened.
+        self._engine.database.lease_renewed_at = SYSTEM_CLOCK.since_boot()
         built_in = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.post_scan),
             Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
@@ -129,7 +131,7 @@ class Duties:
         """Renew the daemon's sole right to write to the database; on failure retry until the next renewal is near."""
         began, database = asyncio.get_running_loop().time(), self._engine.database
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
-            renew = partial(self._store.renew_lease, self._engine.clock())
+            renew, renewed_at = partial(self._store.renew_lease, self._engine.clock()), SYSTEM_CLOCK.since_boot()
             try:
                 await database.run_transaction(LEASE, None, renew, partial(database.note_failure, LEASE))
             except StoreUnavailable as error:
@@ -140,8 +142,9 @@ class Duties:
                 log.critical("another daemon has taken the lease: this one ends", action="lease-lost", error=str(error))
                 database.lease_lost = True
                 self._on_lease_lost()
+                return
             database.note_success(LEASE)
-            database.lease_renewed_at = time.monotonic()
+            database.lease_renewed_at = renewed_at  # this process may have been stopped since
             return
 
 
