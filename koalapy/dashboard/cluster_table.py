@@ -33,6 +33,11 @@ def _path(row: ClusterRow) -> str:
     return cluster_path(row.cluster)
 
 
+def _count_cell(count: int) -> str:
+    """Return a number, and nothing for the usual 0: narrow screens leave out empty cells."""
+    return f"{count:,}" if count else ""
+
+
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
     """Return a number as a link to the jobs that it counts."""
     return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
@@ -84,7 +89,9 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
         Column("local", "Local users", lambda row: row.nodes.local, lambda row, _: f"{row.nodes.local:,}", "number"),
         Column("down", "Down", lambda row: row.nodes.down, lambda row, _: f"{row.nodes.down:,}", "number"),
         Column("idle", "Idle", lambda row: row.nodes.idle, lambda row, _: f"{row.nodes.idle:,}", "number"),
-        Column("unknown", "Unknown", lambda row: row.nodes.unknown, lambda row, _: f"{row.nodes.unknown:,}", "number"),
+        Column(
+            "unknown", "Unknown", lambda row: row.nodes.unknown, lambda row, _: _count_cell(row.nodes.unknown), "number"
+        ),
         Column(
             "waiting",
             "Waiting jobs",

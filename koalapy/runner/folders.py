@@ -62,12 +62,13 @@ def make_durable_folder(path: Path) -> None:
 
     The name of an existing folder is flushed too: the process that created it may have been killed before it did that.
     """
-    path = os.path.abspath(path)
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        make_durable_folder(parent)
+    parent = os.path.dirname(path) or "."
     try:
         os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        make_durable_folder(parent)
+        make_durable_folder(path)
+        return
     except FileExistsError:
         if not os.path.isdir(path):
             raise

@@ -67,9 +67,9 @@ INTERACTIVE = {"--watch", "top", "shell"}
 """Options and commands that run until they are interrupted; tests/cli plays them on terminals."""
 OF_OTHER_GRIDS = {
     *("--account", "--after", "--begin", "--cores", "--cpus-per-rank", "--deadline"),
-    *("--feature", "--gpus", "--memory", "--partition", "--qos"),
+    *("--feature", "--gpus", "--memory", "--partition", "--qos", "--ranks-on"),
 }
-"""Options with values that this grid does not have, or of a certain time; the tests of their features use them."""
+"""Options with values that this grid does not have, of a certain time, or for scripts; their own tests use them."""
 FINISHED_JOB = """
     printf '#!/bin/sh\\nhostname\\n' >job.sh
     chmod +x job.sh

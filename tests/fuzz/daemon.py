@@ -110,6 +110,7 @@ async def running_daemon(
     """Run a daemon on a data directory, by ``clock``, or with a clock that stands at ``now``."""
     ready: asyncio.Future[WatchedDaemon] = asyncio.get_running_loop().create_future()
     clock, nonces = clock or Clock(now), count(first_nonce)
+    os.makedirs(directory, 0o700, exist_ok=True)
     with (
         patch.object(main, "Daemon", lambda *parts, **options: WatchedDaemon(ready, clock, parts)),
         patch.object(core, "time", SimpleNamespace(time=clock, monotonic=clock)),

@@ -53,13 +53,15 @@ def test_standby_after_kill_or_end_of_active_takes_over_and_jobs_continue(grid: 
     printing = grid.submit(ONE_NODE, "sh", "-c", "for i in $(seq 100); do echo line $i; sleep 0.1; done")
     grid.wait_for_state(printing, "running")
     following = grid.start_koala("logs", "-f", str(printing))
+    assert following.stdout is not None
+    first_line = following.stdout.readline()
 
     takeover_s = grid.end_active(signal.SIGKILL)
     print(f"takeover after kill: {takeover_s:.2f} s")
     assert takeover_s < LEASE_SECONDS / 2
-    output, errors = following.communicate(timeout=MAX_WAIT_S)
+    output = first_line + following.stdout.read()
     assert [line for line in output.splitlines() if line.startswith("line")] == [f"line {i}" for i in range(1, 101)]
-    assert following.returncode == 0, errors
+    assert following.wait(MAX_WAIT_S) == 0
     assert grid.daemons["first"].wait() == -signal.SIGKILL
     grid.start_one("first", "stands by at")
 

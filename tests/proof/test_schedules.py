@@ -12,6 +12,12 @@ def test_many_schedules_have_no_violation(first: int) -> None:
     assert [outcome for seed in range(first, first + 20) if (outcome := run_schedule(seed)).violations] == []
 
 
+def test_running_program_of_unknown_job_is_not_given_up() -> None:
+    """All replies to a submission and to searches are lost, while its runner has connected."""
+    needed = [element for element in draw_schedule(1050) if element.name in ("job3", "fault1", "job0")]
+    assert run_schedule(1050, elements=needed).violations == []
+
+
 def test_schedule_with_same_seed_repeats_exactly() -> None:
     assert run_schedule(2).trace == run_schedule(2).trace
 

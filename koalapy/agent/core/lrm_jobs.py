@@ -40,6 +40,8 @@ MIN_POLL_INTERVAL = 0.02
 """Minimum seconds between two polls, so that a burst of changes causes one."""
 MAX_SUBMIT_TRIES = 5
 """Maximum attempts. The last one only checks whether an earlier one succeeded after all."""
+FIND_INTERVAL = 1.0
+"""Seconds between two searches for the job of a runner that has connected."""
 SETTLE_CHECK_INTERVAL = 0.5
 GRACE_CHECK_INTERVAL = 0.5
 STOP_TIMEOUT = 5.0
@@ -406,17 +408,20 @@ class LrmJobs:
         """Submit a component's job and return its id; None if it was stopped before there was one. Raise ``SiteError``.
 
         A submission without an answer may have succeeded, or may still do so. Repeat it only after a pause in which its
-        job would appear, and if no job of the name exists. A job that appears later is ended.
+        job would appear, and if no job of the name exists. A job that appears later is ended. A component with a
+        connected runner has a job: search for it without limit, since its program may run.
         """
-        monitor, lrm = self._monitor, self._lrm
-        for attempt in range(1, MAX_SUBMIT_TRIES + 1):
+        monitor, lrm, attempt = self._monitor, self._lrm, 0
+        while True:
+            attempt += 1
+            has_job = any(node.phase for node in component.nodes)
             try:
                 lrm_job = (
                     await monitor.call_lrm(LrmOperation.FIND, lrm.find_job(component.name, component.user))
                     if unsure
                     else None
                 )
-                if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
+                if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES and not has_job:
                     await component.folder.wait_synced()  # else a job could run without a record
                     lrm_job = await monitor.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
                     monitor.on_job_accepted()
@@ -424,16 +429,21 @@ class LrmJobs:
                     return lrm_job
             except SiteUnavailable as error:
                 unsure, failed = True, error
-                if attempt == MAX_SUBMIT_TRIES:
+                if attempt >= MAX_SUBMIT_TRIES and not has_job:
                     raise
-                await self._settle(
-                    component,
-                    max(
-                        self._timeouts.submit_pause_s * 2**attempt,
-                        await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
-                    ),
-                )
-        raise failed
+                if not has_job:
+                    await self._settle(
+                        component,
+                        max(
+                            self._timeouts.submit_pause_s * 2**attempt,
+                            await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
+                        ),
+                    )
+            else:
+                if attempt >= MAX_SUBMIT_TRIES:
+                    raise failed
+            if has_job:
+                await asyncio.sleep(FIND_INTERVAL)
 
     async def _settle(self, component: Component, seconds: float) -> None:
         """Wait for so many seconds, or until a runner of the component connects."""
