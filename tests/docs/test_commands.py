@@ -177,6 +177,15 @@ def test_python_page_prints_what_it_shows(grid: EmbeddedGrid, folder: Path) -> N
     grid.wait_until_idle()
 
 
+REQUEST = "request"
+
+
+def name_of(option: str) -> str:
+    """Return the name of an option, and one for all kinds of requests, of which a job has one."""
+    name = option.split()[0].partition("=")[0]
+    return REQUEST if name in ("--fixed", "--nonfixed", "--flexible") else name
+
+
 def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> None:
     """Run each command and option of the tables while another job has all nodes."""
     page = (ROOT / "docs" / "coming-from-slurm.md").read_text(encoding="utf-8")
@@ -202,8 +211,8 @@ def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> N
             code, output = session.run(command.replace("JOB", "$(cat id)"))
             assert code == 0, f"{command}: {output}"
         while options:  # as many at once as go together
-            at_once = {command.split()[0].partition("=")[0]: command for command in reversed(options)}
+            at_once = {name_of(command): command for command in reversed(options)}
             options = [command for command in options if command not in at_once.values()]
-            at_once.setdefault("--flexible", "--flexible 2")
+            at_once.setdefault(REQUEST, "--flexible 2")
             code, output = session.run(f"koala submit --dry-run {' '.join(at_once.values())} -- hostname")
             assert code == 0, f"{at_once}: {output}"
