@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -283,10 +284,10 @@ def read_record(folder: Path) -> Iterator[Run]:
 
 
 def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a file of the record, up to a line that was cut."""
-    with suppress(EOFError, gzip.BadGzipFile, json.JSONDecodeError), path.open("rb") as file:
+    """Yield the steps of a file of the record, up to a line that was cut, or spoiled by a loss of power."""
+    with suppress(EOFError, gzip.BadGzipFile, zlib.error, ValueError), path.open("rb") as file:
         for line in gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file:
-            if "at" in (step := json.loads(line)):
+            if "at" in (step := json.loads(line.decode())):
                 yield step
 
 

@@ -3,7 +3,7 @@
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,19 @@ def test_read_record_with_lost_agent_leaves_end_unknown(tmp_path: Path) -> None:
     assert (run.begin, run.end) == (104.0, None)
 
 
-def test_read_record_with_cut_line_yields_what_is_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "spoil", [lambda line: line[:-20], lambda line: bytes(len(line)), lambda line: b"\0" * 3 + line]
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_read_record_with_spoiled_line_yields_what_is_before(
+    tmp_path: Path, suffix: str, spoil: Callable[[bytes], bytes]
+) -> None:
     write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED)])
     path = next(tmp_path.iterdir())
-    path.write_bytes(path.read_bytes()[:-20])
+    lines = path.read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:-1], spoil(lines[-1])])
+    path.unlink()
+    path.with_name(path.name + suffix).write_bytes(gzip.compress(content)[:-9] if suffix else content)
     run, _ = read_record(tmp_path)
     assert (run.begin, run.end, run.exit_code) == (104.0, None, None)
 
