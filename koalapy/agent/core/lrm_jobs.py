@@ -427,23 +427,16 @@ class LrmJobs:
                     monitor.on_job_accepted()
                 if lrm_job is not None or component.stop is not None:
                     return lrm_job
+                is_answered = True
             except SiteUnavailable as error:
-                unsure, failed = True, error
-                if attempt >= MAX_SUBMIT_TRIES and not has_job:
-                    raise
-                if not has_job:
-                    await self._settle(
-                        component,
-                        max(
-                            self._timeouts.submit_pause_s * 2**attempt,
-                            await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
-                        ),
-                    )
-            else:
-                if attempt >= MAX_SUBMIT_TRIES:
-                    raise failed
+                unsure, failed, is_answered = True, error, False
+            if attempt >= MAX_SUBMIT_TRIES and (is_answered or not has_job):
+                raise failed
             if has_job:
                 await asyncio.sleep(FIND_INTERVAL)
+                continue
+            settling_time = await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time())
+            await self._settle(component, max(self._timeouts.submit_pause_s * 2**attempt, settling_time))
 
     async def _settle(self, component: Component, seconds: float) -> None:
         """Wait for so many seconds, or until a runner of the component connects."""
