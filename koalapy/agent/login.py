@@ -55,7 +55,7 @@ class LoginServer:
     def __init__(self, settings: AgentSettings, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._cluster, self._uplink = settings.cluster, uplink
-        self._url, self._urls = settings.url, settings.urls
+        self._url = settings.url
         self._paths = settings.login_sockets
         """The socket is made at the first path where that is possible."""
         self._own_only = settings.identity == "own"
@@ -99,12 +99,10 @@ class LoginServer:
             self._bound.close()
         self.lost()
 
-    def welcomed(self, message: Welcome) -> None:
-        """Allow logins: the daemon has accepted this agent and named the URL for users."""
+    def welcomed(self, message: Welcome, url: str) -> None:
+        """Allow logins: the daemon at ``url`` has accepted this agent and named the URL for users."""
         self._connected.set()
-        if len(self._urls) > 1:
-            self._url = self._urls[self._uplink.position]
-        self._users_url = message.users_url or self._url
+        self._url, self._users_url = url, message.users_url or url
         self._ca = self._trust.shared_authorities()
 
     def lost(self) -> None:

@@ -52,7 +52,7 @@ async def serve_logins(settings: AgentSettings) -> AsyncIterator[tuple[LoginServ
     daemon = FakeDaemon()
     server = LoginServer(settings, daemon, loop_clock())  # type: ignore[arg-type]
     await server.listen()
-    server.welcomed(Welcome(epoch=1, instance="i", users_url="https://grid:8642"))
+    server.welcomed(Welcome(epoch=1, instance="i", users_url="https://grid:8642"), settings.url)
 
     def answer(vouch: Vouch) -> None:
         server.vouched(Vouched(ident=vouch.ident, token=TOKEN, user="ann", role="user", lifetime=60.0))
@@ -118,7 +118,7 @@ async def test_rejected_login_returns_error_and_hint(tmp_path: Path) -> None:
         daemon.answer = lambda vouch: server.lost()
         assert (await request_login(settings.login_sockets[0]))[1]["error"] == "the connection to the daemon has ended"
         assert "has no connection to the daemon" in (await request_login(settings.login_sockets[0]))[1]["error"]
-        server.welcomed(Welcome(epoch=1, instance="i"))
+        server.welcomed(Welcome(epoch=1, instance="i"), settings.url)
         assert (await request_login(settings.login_sockets[0]))[0]["url"] == "http://127.0.0.1:1"
 
 

@@ -387,14 +387,15 @@ class Agent:
                 "its database was restored from an older copy, or a second daemon runs"
             )
         self._welcomed = True
+        url = self._settings.urls[self._uplink.position]
         if self._settings.other_urls:
-            self._files.use_daemon(self._settings.urls[self._uplink.position])
+            self._files.use_daemon(url)
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
         self._leases.on_welcome()
         self._relays.on_welcome(is_understood=message.relays)
         self._output_limit = message.output_limit
-        self._logins.welcomed(message)
+        self._logins.welcomed(message, url)
         self._expired.record_contact()
         self._greeting = asyncio.create_task(self._report_inventory())
 
