@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,46 +137,41 @@ async def run(
         Raise ``ConflictError`` if another daemon has the lease.
         """
         core = Core(settings, policies, data_dir, claim)
-        try:
+        async with AsyncExitStack() as ending:  # what was started last ends first
+            ending.callback(core.stores.jobs.close)
+            if core.record is not None:
+                ending.push_async_callback(core.record.close)
+            ending.push_async_callback(core.audit.end_writing)
             connections = Connections(raise_file_limit(FILES_WANTED))
             services = Services(core, own_token, certificate)
             await services.logins.revoke_outdated()
-        except BaseException:
-            core.stores.jobs.close()
-            raise
-        app = build_application(core, services, host, connections.max_requests)
-        daemon = Daemon(
-            core.engine,
-            core.stores.jobs,
-            services.hub,
-            trust_proxies(app, settings, certificate),
-            listener,
-            connections,
-            build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
-            announce,
-            services.list_duties(),
-            certificate,
-            manager,
-            lambda: services.health.check_readiness().status,
-            core.audit.give_up,
-        )
-        services.network.start()
-        agent_tokens = {name: token for name, token in services.agent_tokens.items() if token}
-        relaying = asyncio.create_task(core.relays.run(agent_tokens, core.queries.jobs))
-        core.notifications.start()
-        try:
+            app = build_application(core, services, host, connections.max_requests)
+            daemon = Daemon(
+                core.engine,
+                core.stores.jobs,
+                services.hub,
+                trust_proxies(app, settings, certificate),
+                listener,
+                connections,
+                build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
+                announce,
+                services.list_duties(),
+                certificate,
+                manager,
+                lambda: services.health.check_readiness().status,
+                core.audit.give_up,
+            )
+            services.network.start()
+            agent_tokens = {name: token for name, token in services.agent_tokens.items() if token}
+            relaying = asyncio.create_task(core.relays.run(agent_tokens, core.queries.jobs))
+            core.notifications.start()
+            ending.push_async_callback(core.notifications.stop)
+            ending.push_async_callback(services.network.stop)
+            ending.callback(relaying.cancel)
             await services.health.check_disks()
             await core.engine.instruments.measure_size(core.stores.history.size)
             await daemon.run()
-            return core.engine.database.lease_lost
-        finally:
-            relaying.cancel()
-            await services.network.stop()
-            await core.notifications.stop()
-            await core.audit.end_writing()
-            if core.record is not None:
-                await core.record.close()
-            core.stores.jobs.close()
+        return core.engine.database.lease_lost
 
     with own_access(data_dir, listener, certificate) as own_token:
         if announce_standby is None:
