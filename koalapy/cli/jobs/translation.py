@@ -21,7 +21,7 @@ from koalapy.cli.jobs.script_file import (
     split_words,
 )
 from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear, say_choices, split_resource
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear, UnknownNodes, split_resource
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
@@ -63,6 +63,8 @@ class Directive:
     words: list[str] = field(default_factory=list)
     remark: str = ""
     is_understood: bool = True
+    ranks: int = 0
+    """Ranks without a number of nodes, for which the line is rejected; 0: none."""
 
     def __str__(self) -> str:
         return f"{self.prefix} {self.name} {self.value}".rstrip()
@@ -84,14 +86,15 @@ class Directive:
                 raise Unclear("koalapy has no such option")
             self.words, self.remark = option.translate(self.value)
         except Unclear as reason:
-            self.reject(str(reason))
+            self.reject(reason)
 
     def resolve(self, words: Iterable[str], remark: str = "") -> None:
         """Set the meaning that the option has together with other lines."""
-        self.words, self.remark, self.is_understood = [*words], remark, True
+        self.words, self.remark, self.is_understood, self.ranks = [*words], remark, True, 0
 
-    def reject(self, reason: str) -> None:
-        self.words, self.remark, self.is_understood = [], reason, False
+    def reject(self, reason: Unclear | str) -> None:
+        self.words, self.remark, self.is_understood = [], str(reason), False
+        self.ranks = reason.count if isinstance(reason, UnknownNodes) else 0
 
 
 def translate_lines(
@@ -203,7 +206,7 @@ def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -
             nodes = -(-tasks // per_node)
             entry.resolve(["--flexible", str(nodes), *ranks_of_one])
         elif nodes is None:
-            entry.reject(say_choices(tasks, "ranks"))
+            entry.reject(UnknownNodes(tasks, "ranks"))
             _choose_nodes(entry, ranks_on)
             if entry.is_understood:
                 nodes, per_node = int(entry.words[1]), int(entry.words[3])
@@ -242,10 +245,9 @@ def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divis
 
 def _choose_nodes(entry: Directive, ranks_on: str) -> None:
     """Set the meaning of a number of ranks that does not say how many nodes, as the user chooses."""
-    if ranks_on and not entry.is_understood and "do not say how many nodes" in entry.remark:
-        count = entry.value.split()[-1]
-        sizes = (count, "1") if ranks_on == RANKS_ON[0] else ("1", count)
-        entry.resolve(["--flexible", sizes[0], "--ppn", sizes[1]], f"--ranks-on {ranks_on}")
+    if ranks_on and entry.ranks:
+        nodes, ranks_of_node = (entry.ranks, 1) if ranks_on == RANKS_ON[0] else (1, entry.ranks)
+        entry.resolve(["--flexible", str(nodes), "--ppn", str(ranks_of_node)], f"--ranks-on {ranks_on}")
 
 
 def _number_after(option: str, words: list[str]) -> int:

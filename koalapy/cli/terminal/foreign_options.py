@@ -27,6 +27,16 @@ class Unclear(Exception):
     """An option without a clear meaning in koalapy. The text is a reason, or what to use instead."""
 
 
+class UnknownNodes(Unclear):
+    """A number of ranks or slots that does not say how many nodes. The text says which requests fit."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        fitting = f"--flexible {count} --ppn 1 for a node for each rank, or --flexible 1 --ppn {count} for one node"
+        own = f"write #KOALA {fitting}, or give --ranks-on each-node or one-node"
+        super().__init__(f"{count} {kind} do not say how many nodes: {own}")
+        self.count = count
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignOption:
     """An option of another system, as ``foreign_options.yaml`` describes it."""
@@ -114,14 +124,8 @@ def _translate_parallel_environment(value: str, use: str) -> Translation:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", slots.strip()):
         raise Unclear("name the environment and one number of slots")
     if name.lower() not in ONE_NODE:
-        raise Unclear(say_choices(int(slots), "slots"))
+        raise UnknownNodes(int(slots), "slots")
     return ["--flexible", "1", use, slots.strip()], f"{name} is an environment of one node"
-
-
-def say_choices(count: int, kind: str) -> str:
-    """Say which requests fit a number of ranks without a number of nodes."""
-    of_both = f"--flexible {count} --ppn 1 for a node for each rank, or --flexible 1 --ppn {count} for one node"
-    return f"{count} {kind} do not say how many nodes: write #KOALA {of_both}, or give --ranks-on each-node or one-node"
 
 
 SEVERAL_SIZES = "koalapy has one number of ranks on each node: use --nonfixed with the nodes of each part, and --ppn"
@@ -192,7 +196,7 @@ def _translate_indices(value: str, use: str) -> Translation:
 def _translate_slots(value: str, _: str) -> Translation:
     if value == "1":
         return ["--flexible", "1", "--ppn", "1"], ""
-    raise Unclear(say_choices(int(_translate_number(value, "")[0][-1]), "slots"))
+    raise UnknownNodes(int(_translate_number(value, "")[0][-1]), "slots")
 
 
 def _translate_lsf_gpus(value: str, _: str) -> Translation:
