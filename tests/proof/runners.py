@@ -14,8 +14,6 @@ from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
 from koalapy.system.clock import Clock
 
 RECONNECT_S = 1.0
-STOP_S = 0.5
-"""Seconds that a program takes to end."""
 
 
 class Port:
