@@ -198,7 +198,7 @@ class Component:
     def _fail_without_results(self) -> None:
         """Fail a successful component whose files the daemon has not stored, after a restart of the machine.
 
-        Nobody has flushed them to the disk. The job's next attempt writes them again.
+        Its program may not have flushed them to the disk. The job's next attempt writes them again.
         """
         if self.collect and self.stage is not None and not self.collected:
             self.exit_code = None
