@@ -165,9 +165,7 @@ def translate_lines(
             subject, hint = f"lines {', '.join(map(str, unclear))} are", "change them, or write #KOALA lines instead"
         raise GridError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
     if start:
-        print_note(
-            "  no line names a folder → the script starts in the home folder, as there, unless --chdir names one"
-        )
+        print_note("  no line names a folder → the script starts in the home folder, unless --chdir names another")
     return options, (*systems, *start)
 
 
@@ -194,7 +192,7 @@ def _check_interpreter(script: Script, directives: Iterable[Directive]) -> None:
     """Reject an interpreter of another line that is not that of the script's first line."""
     first = script.text.partition("\n")[0].removeprefix("#!").strip()
     shells = {os.path.basename(word) for word in first.split()}
-    is_login = re.search(r" (-[a-z]*l|--login)\b", first)
+    is_login = re.search(" (-[a-z]*l|--login)\\b", first)
     for entry in directives:
         if entry.name != INTERPRETERS.get(entry.prefix):
             continue
@@ -373,6 +371,7 @@ def _read_line(number: int, text: str, name: str) -> list[Directive]:
 
 
 QUOTED_COMMA = re.compile(r"[,=\s\"']\w+=([\"'])[^\"']*,|\\,")
+"""A value of a list of variables with a comma in quotes or after a backslash."""
 
 
 def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
@@ -396,7 +395,6 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
 def _split_letters(words: list[str], prefix: str) -> list[tuple[str, str]]:
     """Return the options of a line of Grid Engine, PBS or LSF, each with its values, and one for each resource."""
     pairs: list[tuple[str, str]] = []
-    words = [*words]
     while words:
         word = words.pop(0)
         is_joined = word[2:] and (prefix == PBS_LINE or (prefix == BSUB and word[2].isdigit()))
@@ -523,9 +521,8 @@ class LoadedScript:
         }
         own = [system for system in self.systems if system in values]
         pairs = [pair for system in own for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
-        return {TRANSLATED: " ".join(own if options.get("workdir") else self.systems)} | {
-            n: str(value) for n, value in pairs if value is not None
-        }
+        words = " ".join(own if options.get("workdir") else self.systems)
+        return {TRANSLATED: words} | {n: str(value) for n, value in pairs if value is not None}
 
     def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
         """Return the options of the script as those of the command line override them, and the lines of its own."""
