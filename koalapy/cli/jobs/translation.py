@@ -115,7 +115,7 @@ def translate_lines(
     """
     texts, head = script.text.splitlines(), len(list(script.head))
     systems_of_head = {entry.prefix for n, text in script.head for entry in _read_line(n, text, script.name)}
-    also = tuple(prefix for prefix in AFTER_COMMANDS if prefix in systems_of_head or not systems_of_head)
+    also = tuple(p for p in (QSUB, BSUB) if p in systems_of_head or not systems_of_head)  # count after commands, too
     lines = [(n, text) for n, text in enumerate(texts, 1) if n <= head or text.startswith(also)]
     directives = [entry for number, text in lines for entry in _read_line(number, text.strip(), script.name)]
     by_prefix = {prefix: {e.key: e for e in directives if e.prefix == prefix} for prefix in OPTIONS}
@@ -171,8 +171,6 @@ def translate_lines(
 
 SIZES = ("--nodes", "--ntasks", "-pe", "-l nodes", "-l select", "-l ncpus", "-l procs", "-n", "-nnodes")
 """Keys of directives that say how many nodes or slots a job has."""
-AFTER_COMMANDS = (QSUB, BSUB)
-"""Prefixes of lines that Grid Engine reads, and LSF may read, after the first command."""
 INTERPRETERS = {QSUB: "-S", PBS_LINE: "-S", BSUB: "-L"}
 """By prefix: the option that names the interpreter; for LSF, a login shell that gives the environment."""
 
