@@ -20,9 +20,9 @@ from tests.proof.loop import SingleThreadLoop, repeatable_process
 CLUSTERS = ("north", "south")
 LEASE_S = 60.0
 UNREACHABLE_S = 45.0
-HORIZON_S = 150.0
+HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
-AUDIT_DELAY_S = 90.0
+AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
 
@@ -67,10 +67,10 @@ def draw_schedule(seed: int) -> list[Element]:
     random = Random(seed)
     elements = [
         Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(JOB_KINDS))
-        for number in range(random.randint(2, 6))
+        for number in range(random.randint(2, 4))
     ]
     kinds, weights = zip(*FAULT_KINDS.items(), strict=True)
-    for number in range(random.randint(1, 4)):
+    for number in range(random.randint(1, 3)):
         # Half of the faults hit within a few seconds of a submission: hand-overs are dangerous.
         near = random.choice(elements[:1] + [e for e in elements if e.name.startswith("job")]).at
         at = near + random.uniform(0, 1.0) if random.random() < 0.5 else random.uniform(0, HORIZON_S)
@@ -128,7 +128,7 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     random = element.random(grid.seed)
     earlier = random.choice(sorted(acknowledged.values())) if acknowledged else None
     body = make_body(element.kind, random, earlier)
-    duration, code = random.choice([2.0, 15.0, 40.0, 90.0]), random.choice([0, 0, 0, 3])
+    duration, code = random.choice([2.0, 10.0, 30.0, 90.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
     if element.kind == "long":
         duration, code, repeats, cancel_after = LONG_S, 0, True, None
