@@ -1,6 +1,7 @@
 """Connections in memory: of agents to the daemon, and of runners to agents. A schedule cuts and delays them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from random import Random
@@ -62,6 +63,7 @@ class DaemonSide:
         self.frames, self.close = connection.frames, connection.close
 
     async def send(self, frame: str) -> None:
+        self._path.sent.append(frame)
         self._path.carry(self._connection._to_agent, frame, self._connection)
 
 
@@ -77,6 +79,8 @@ class Path:
         self.slowness_s = 0.0
         """Longest additional delay of a frame."""
         self.live: set[Uplink] = set()
+        self.sent: list[str] = []
+        """Frames of all daemons to the agent."""
         self._free_at = 0.0
 
     def carry(self, queue: asyncio.Queue[str | None], frame: str, connection: Uplink) -> None:
@@ -105,6 +109,13 @@ class Path:
         """Break all connections at once, as the end of either process does."""
         for connection in list(self.live):
             connection.end(is_broken=True)
+
+    def repeat_commands(self, count: int) -> None:
+        """Deliver the commands among the first ``count`` frames once more, in the present connections."""
+        for frame in self.sent[:count]:
+            commands = [message for message in json.loads(frame) if message["type"] in ("submit", "open", "stop")]
+            for connection in self.live if commands else ():
+                self.carry(connection._to_agent, json.dumps(commands), connection)
 
     def connect(self) -> "Connecting":
         return Connecting(self)
