@@ -195,7 +195,7 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not, after ``SETTLING_S``."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in ``SETTLING_S``."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLING_S

@@ -12,6 +12,8 @@ from websockets.exceptions import ConnectionClosedError
 from koalapy.agent.runners import uplink
 
 LATENCY_S = 0.002
+GAP_S = 1e-6
+"""Seconds between two frames, since timers of the same time run in any order."""
 
 
 class Uplink:
@@ -89,7 +91,7 @@ class Path:
             return
         loop = asyncio.get_running_loop()
         delay = LATENCY_S + (self._random.uniform(0, self.slowness_s) if self.slowness_s else 0.0)
-        self._free_at = max(self._free_at, loop.time() + delay)
+        self._free_at = max(self._free_at + GAP_S, loop.time() + delay)
         loop.call_at(self._free_at, self._deliver, queue, frame, connection)
 
     def _deliver(self, queue: asyncio.Queue[str | None], frame: str, connection: Uplink) -> None:

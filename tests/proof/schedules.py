@@ -22,6 +22,8 @@ LEASE_S = 60.0
 UNREACHABLE_S = 45.0
 HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
+RECONNECT_S = 30.0
+"""Longest virtual pause of an agent between two attempts to connect to the daemon."""
 AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
@@ -183,7 +185,7 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             await asyncio.sleep(0.1 if is_short else random.choice([0.1, lasts, LEASE_S + lasts]))
             await grid.start_daemon()
             if element.kind == "commands of an earlier daemon":
-                await asyncio.sleep(lasts)
+                await asyncio.sleep(RECONNECT_S + lasts)
                 for name, way in grid.ways.items():
                     way.slowness_s = 5.0
                     way.repeat_commands(sent[name])
