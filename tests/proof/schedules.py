@@ -22,8 +22,8 @@ LEASE_S = 60.0
 UNREACHABLE_S = 45.0
 HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
-RECONNECT_S = 30.0
-"""Longest virtual pause of an agent between two attempts to connect to the daemon."""
+RECONNECT_S = 10.0
+"""Virtual seconds in which agents connect to a new daemon."""
 AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
@@ -91,11 +91,11 @@ def draw_dangerous_schedule(seed: int) -> list[Element]:
     jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array"), Element("job8", 0.5, "short")]
     faults = [
         Element("fault0", min(job.at for job in jobs) + 0.3, "short daemon restart"),
-        Element("fault1", random.uniform(90.0, 150.0), "long cut"),
-        Element("fault2", random.uniform(25.0, 80.0), "agent restart"),
+        Element("fault1", random.uniform(220.0, 260.0), "long cut"),
+        Element("fault2", random.uniform(220.0, 260.0), "agent restart"),
         Element("fault3", random.uniform(12.0, 20.0), "commands of an earlier daemon"),
-        Element("fault4", random.uniform(25.0, 80.0), "agent restart"),
-        Element("fault5", random.uniform(10.0, 200.0), random.choice(sorted(FAULT_KINDS))),
+        Element("fault4", random.uniform(220.0, 260.0), "agent restart"),
+        Element("fault5", random.uniform(220.0, 400.0), random.choice(sorted(FAULT_KINDS))),
     ]
     return sorted(jobs + faults, key=lambda element: (element.at, element.name))
 
