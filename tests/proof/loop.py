@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -25,11 +26,17 @@ class SingleThreadLoop(VirtualTimeLoop):
     No I/O and no other thread can wake it.
     """
 
+    # Of asyncio
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _timer_cancelled_count: int
+    _stopping: bool
+
     def __init__(self) -> None:
         super().__init__()
         self.killed: set[str] = set()
         """Owners of which nothing runs any more, not even what cleans up."""
-        self._dropped: list[asyncio.Handle] = []
+        self._dropped: list[Any] = []
         """What killed owners would have run. It keeps their tasks until the end."""
 
     def finish(self) -> None:
