@@ -137,6 +137,7 @@ class KnownCluster:
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     total: int = 0
     drained: Drain | None = None
+    planned_drains: tuple[Drain, ...] = ()
     errors: int = 0
     unusable: bool = False
     note: str = ""
@@ -148,6 +149,7 @@ class KnownCluster:
         # Errors of a usable cluster count anew: their jobs are not stored, and one job must not count several times.
         health = HealthStatus(self.errors if self.unusable else 0, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
+        cluster.planned_drains = self.planned_drains
         cluster.nodes.last_report, cluster.uplink.bandwidth = ClusterReport(self.total, 0), self.uplink_bandwidth
         return cluster
 

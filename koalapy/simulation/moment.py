@@ -90,6 +90,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.profile,
             status.last_report.total,
             status.drained,
+            status.planned_drains,
             status.health.errors,
             status.health.unusable,
             status.health.note,
