@@ -137,12 +137,12 @@ class KnownCluster:
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     total: int = 0
     drained: Drain | None = None
-    planned_drains: tuple[Drain, ...] = ()
     errors: int = 0
     unusable: bool = False
     note: str = ""
     trials: int = 0
     uplink_bandwidth: float | None = None
+    planned_drains: tuple[Drain, ...] = ()
 
     def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""

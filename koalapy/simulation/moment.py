@@ -90,11 +90,11 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.profile,
             status.last_report.total,
             status.drained,
-            status.planned_drains,
             status.health.errors,
             status.health.unusable,
             status.health.note,
             status.health.trials,
+            planned_drains=status.planned_drains,
         )
         for status in statuses
     )
