@@ -42,6 +42,8 @@ RATE_SLOTS = 3
 """Number of the last slots over which the shown rates and start-up times are means."""
 MAX_DETAILED = 120
 """Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
+MAX_DARK_TILES = 5
+"""Maximum number of clusters without an agent among the others; more are listed apart."""
 TABLE_ROWS = 12
 
 
@@ -82,6 +84,8 @@ class Overview:
     """Mean start-up time in seconds in the last quarter of an hour with a start; None without one."""
     sort: TileSort
     tiles: Sequence[ClusterRow]
+    dark: Sequence[ClusterRow]
+    """Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all."""
     detailed: bool
     """Whether all tiles show numbers."""
 
@@ -120,6 +124,10 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
+        tiles = sort_tiles(rows, sort)
+        dark = [row for row in tiles if not row.connected]
+        if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
+            dark = []
         slots = make_slots(samples, now, SHOWN_S)
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return Overview(
@@ -137,7 +145,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             end_rate=_last_mean(slots, "ended"),
             startup=_last_mean(slots, "startup"),
             sort=sort,
-            tiles=sort_tiles(rows, sort),
+            tiles=[row for row in tiles if row not in dark] if dark else tiles,
+            dark=dark,
             detailed=len(rows) <= MAX_DETAILED,
         )
 
