@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.audit.evidence import Evidence, JobEvidence, NodeUse
-from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, format_moment
+from koalapy.audit.facts import FAR_FUTURE, Fact, JobRecord, Output, Run, RunKind, Source, format_moment
 
 LINGER_S = 60.0
 """Seconds in which the jobs of a resource manager are removed after a job's end, or as duplicates of a component."""
@@ -139,20 +139,14 @@ def check_starts(job: JobEvidence, _: Evidence) -> Results:
         first = firsts.setdefault(key, run)
         if first is run or run.kind is RunKind.CLAIM or _are_one_start(first, run):
             continue
+        overlap_s = min(first.last_moment or 0.0, run.last_moment or 0.0) - (run.begin or FAR_FUTURE)
         if run.kind is RunKind.PROGRAM:
             yield Finding("attempt-once", job.job, run.attempt, f"{run.part} started twice", (str(first), str(run)))
-        elif _overlap_s(first, run) > LINGER_S + run.source.tolerance_to(run.source):
+        elif overlap_s > LINGER_S + run.source.tolerance_to(run.source):
             text = f"component {run.part} had two jobs of {run.cluster} at a time"
             yield Finding("attempt-once", job.job, run.attempt, text, (str(first), str(run)))
         else:
             firsts[key] = run
-
-
-def _overlap_s(first: Run, run: Run) -> float:
-    """Return for how many seconds two runs certainly overlap, of which the first began before the other."""
-    if run.begin is None or first.last_moment is None or run.last_moment is None:
-        return 0.0
-    return min(first.last_moment, run.last_moment) - run.begin
 
 
 def _are_one_start(first: Run, run: Run) -> bool:

@@ -107,8 +107,7 @@ class Component:
     lost_at: float | None = None
     """Time at which it has certainly ended and counts as lost, unless its cluster reports before.
 
-    None while its cluster is reachable, and where only the agent or an operator can declare it lost. Kept if it was
-    lost then.
+    None while its cluster is reachable, and where only the agent or an operator can declare it lost. Kept once lost.
     """
     submitted_at: float | None = None
     claimed_at: float | None = None
