@@ -259,12 +259,13 @@ async def serving(
     cluster_nodes: Mapping[str, int] = CLUSTER_NODES,
     links: Mapping[tuple[str, str], Link] = LINKS,
     alert_rules: AlertRules | None = None,
+    simulates_apart: bool = False,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of a daemon with clusters and no agents.
 
     ``has_agent_routes`` adds the routes of agents, without a hub, and of background load, which is not allowed;
     ``has_dashboard`` adds the pages of the dashboard. With ``alert_rules`` the alerts have the checks of clusters and
-    jobs, which the test runs.
+    jobs, which the test runs. ``simulates_apart``: forecasts are computed in child processes, as by the daemon.
     """
     database = Database(open_database(path, busy_timeout_ms))
     store = JobStore(database)
@@ -347,7 +348,7 @@ async def serving(
     begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     advice = AdviceStore(database)
-    forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here)
+    forecasts = Forecasts(queries, People(), engine.clock, installed, None if simulates_apart else _answer_here)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
     checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))

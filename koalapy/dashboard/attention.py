@@ -36,6 +36,17 @@ class AlertGroup:
     alerts: Sequence[AlertRow]
 
     @property
+    def page(self) -> str:
+        """Return the path of the page with details: of several clusters, the list of those without an agent."""
+        if len(self.alerts) == 1:
+            return self.alerts[0].page
+        return "/clusters?q=unreachable" if self.alert.kind is AlertKind.AGENT_AWAY else ""
+
+    @property
+    def name(self) -> str:
+        return self.alerts[0].name if len(self.alerts) == 1 else "all unreachable clusters"
+
+    @property
     def is_acknowledged(self) -> bool:
         return _is_acknowledged(self.alert)
 

@@ -70,6 +70,14 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
             "nowrap",
             is_optional=True,
         ),
+        Column(
+            "expected",
+            "Expected start",
+            lambda job: iso_time(job.expected),
+            lambda job, _: "" if job.expected is None else f"≈ {render_time(job.expected, exact=False)}",
+            "nowrap",
+            is_sortable=False,
+        ),
         Column("waited", "Waited", lambda job: job.waited, _waited_cell, "number"),
         Column(
             "started",

@@ -26,6 +26,7 @@ from koalapy.model.wording import shorten
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.simulation.twin import Forecast
 from koalapy.store.records import ClusterRecord
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
@@ -61,13 +62,22 @@ class JobRow:
     policy: str
     restarts: int
     home_site: str
+    expected: float | None = None
+    """Time of the start of a waiting job: as planned, else as forecast; None if neither is known."""
 
 
 MAX_REASON_LENGTH = 500
 """Maximum length of a reason in a table, in characters. The page of the job shows the whole reason."""
 
 
-def job_row(record: JobRecord, caller: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
+def job_row(
+    record: JobRecord,
+    caller: Identity,
+    position: int | None = None,
+    forecast_start: float | None = None,
+    *,
+    whole_reason: bool = False,
+) -> JobRow:
     """Return a job as the caller may see it in a table."""
     may_see_all = may_see_all_of(caller, record.job)
     visible = record if may_see_all else redact_job(record)
@@ -99,19 +109,33 @@ def job_row(record: JobRecord, caller: Identity, position: int | None = None, *,
         policy=spec.policy,
         restarts=job.restarts,
         home_site=spec.home_site,
+        expected=_expected_start(record.job, forecast_start) if may_see_all else None,
     )
+
+
+def _expected_start(job: Job, forecast_start: float | None) -> float | None:
+    """Return when a waiting job starts as planned, else as forecast; None in other states."""
+    if not job.state.is_waiting:
+        return None
+    planned = job.planned_start
+    return forecast_start if planned is None or planned.at is None else planned.at
 
 
 ROWS_PER_SLICE = 20
 """Rows that are built before other tasks run."""
 
 
-async def build_rows(found_jobs: Sequence[Job], caller: Identity, jobs: Jobs, queries: Queries) -> list[JobRow]:
-    """Return the table rows of jobs, with their positions in the queues."""
+async def build_rows(
+    found_jobs: Sequence[Job], caller: Identity, jobs: Jobs, queries: Queries, forecast: Forecast | None
+) -> list[JobRow]:
+    """Return the table rows of jobs, with their positions in the queues and expected starts."""
     positions = queries.queues.positions(found_jobs)
+    expected = {} if forecast is None else {one.job: one.starts for one in forecast.jobs if one.starts is not None}
+    at = 0.0 if forecast is None else forecast.at
+    starts = {ident: at + start.middle for ident, start in expected.items()}
     rows: list[JobRow] = []
     async for some in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
-        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in some]
+        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id), starts.get(job.id)) for job in some]
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -53,6 +54,8 @@ OF_SYSTEMS = ("SLURM_", "SGE_", "JOB_ID", "JOB_NAME", "NSLOTS", "NHOSTS", "PE_",
 """Prefixes of the variables that a translated script has, and its ranks with it."""
 NOT_OF_STEPS = ("KOALA_", "SLURM_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
 """Prefixes of variables that ranks do not get as they are."""
+EMPTY_PIPE_MS = 100
+"""Milliseconds within which the end of an empty pipe is noticed."""
 OWN_OF_NODES = ("_", "HOSTNAME", "LD_LIBRARY_PATH", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR")
 """Variables that each node has itself."""
 OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -293,6 +296,13 @@ def folder_to_pass(chosen: str, job_folder: str) -> str:
     return path[len(job_folder) + 1 :] if path.startswith(f"{job_folder}/") else path
 
 
+def is_ended_pipe() -> bool:
+    """Return whether standard input is a pipe that was closed without data, as GNU parallel gives to each command."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return poll.poll(EMPTY_PIPE_MS) == [(0, select.POLLHUP)]
+
+
 def find_input() -> str:
     """Return a path to standard input for rank 0, if it is a pipe or a file of which nothing was read; else empty.
 
@@ -300,6 +310,8 @@ def find_input() -> str:
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
+        if stat.S_ISFIFO(mode) and is_ended_pipe():
+            return ""
         if stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0):
             return f"/proc/{os.getpid()}/fd/0"
         if not stat.S_ISCHR(mode):

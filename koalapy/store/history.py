@@ -130,6 +130,13 @@ class HistoryStore:
         with self._database.reading() as connection:
             return read_ended_jobs(connection, list(connection.execute(query).scalars()))
 
+    def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
+        """Return the number of users' jobs that ended since a time, by slot of ``slot_s`` seconds and final state."""
+        slot, state = cast((_history.ended_at - since) / slot_s, Integer).label("slot"), _history.state
+        query = select(slot, state, func.count().label("jobs")).where(_history.ended_at >= since)
+        rows = self._database.rows(query.group_by(slot, state))
+        return [(row["slot"], row["state"], row["jobs"]) for row in rows]
+
     def planned_starts(self, limit: int) -> list[PlannedStart]:
         """Return the past planned starts of the newest ``limit`` jobs with one, oldest first."""
         query = select(_jobs.planned_start).where(_jobs.planned_start.is_not(None)).order_by(_jobs.id.desc())

@@ -20,6 +20,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import JobId
 from koalapy.runner.folders import sync_folder
 from koalapy.system.files import open_owner_only
+from koalapy.system.process import read_boot_id
 
 log = structlog.get_logger()
 
@@ -54,7 +55,7 @@ class JobNumbers:
         self._commits = -1
         self.alerts: list[Alert] = []
         """What is wrong with these files or with the database, as operators see it."""
-        self._boot = boot or _boot_id()
+        self._boot = boot or read_boot_id() or "0" * 36
         self._file = -1
         self._given = self._reserved = 0
 
@@ -207,10 +208,3 @@ def _highest_in_folder(folder: Path) -> JobId:
         return max((int(name) for name in os.listdir(folder) if _FOLDER.fullmatch(name)), default=0)
     except OSError:
         return 0
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "0" * 36

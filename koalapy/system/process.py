@@ -18,6 +18,15 @@ VARIABLE_PREFIX = "KOALA_"
 """Prefix of the environment variables that our processes read and no child inherits."""
 
 
+def read_boot_id() -> str:
+    """Return the id of this boot of the machine; empty if the kernel does not provide one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def forbid_dumps() -> None:
     """Let only root read the memory of this process and of those it forks, from now on."""
     import ctypes  # slow to import, and most commands do not need it

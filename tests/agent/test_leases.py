@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core import leases
 from koalapy.agent.core.leases import LEASE_FILE, RENEWAL_TIMEOUT, Leases
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock
 from koalapy.system.clock import Clock
+from koalapy.system.process import read_boot_id
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import make_reporter, running_agent
@@ -131,7 +131,7 @@ def test_lease_without_valid_note_counts_from_agent_start(tmp_path: Path, note: 
 
 def test_lease_note_from_future_counts_as_now(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
-    note = {"boot": leases._boot_id(), "heard_at": 5000.0}
+    note = {"boot": read_boot_id(), "heard_at": 5000.0}
     (tmp_path / "test" / LEASE_FILE).write_text(json.dumps(note))
     assert LeasedAgent(tmp_path).leases.silence_for(LeasedAgent(tmp_path).component) == 0
 

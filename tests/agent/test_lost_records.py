@@ -23,6 +23,7 @@ from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.program_output import Output
 from koalapy.runner.session import seal_file
+from koalapy.system.process import read_boot_id
 from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import loop_clock, running_agent
@@ -426,3 +427,25 @@ def test_secret_file_of_killed_agent_is_removed(tmp_path: Path) -> None:
     assert [path.read_text() for path in folder.path.glob(".secret.0.*")] == ["5ec7e7"]
     assert spool.remove_leftovers() == []
     assert os.listdir(folder.path) == ["journal"]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize(
+    ("boot", "sent", "code"), [("another", False, None), ("another", True, 0), (read_boot_id(), False, 0)]
+)
+def test_success_without_sent_files_fails_after_restart_of_machine(
+    tmp_path: Path, boot: str, sent: bool, code: int | None, has_ended: bool
+) -> None:
+    folder = JournalFolder(tmp_path)
+    folder.write_entry(submit={"size": 1, "stage": T, "collect": ["out/*"]}, lrm="77", open=PLAN)
+    Component.load_journal("test", T, folder).record_result(0, SUCCESS_RESULT | RUNNER_HOST)
+    folder.write_entry(boot=boot, **({"collected": True} if sent else {}))
+    if has_ended:
+        folder.write_entry(end={"exit_code": 0, "error": "", "infrastructure": False, "hosts": ["10.0.0.1"]})
+    component = Component.load_journal("test", T, folder)
+    if not has_ended:
+        component.on_job_ended(None)
+    component.mark_collected("")
+    for status in (component.current_status(), Component.load_journal("test", T, folder).current_status()):
+        assert (status.program_exit, status.infrastructure) == (code, code is None)
+        assert ("was restarted" in status.error) is (code is None)

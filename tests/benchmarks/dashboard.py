@@ -1,7 +1,8 @@
 """Measure the dashboard of 60 clusters and 20,000 jobs: ``make bench-dashboard``.
 
 It prints a table of all pages: median and 90th percentile of the daemon's processor time for a page that no viewer has
-opened since a change, with those above the budget marked, and its compressed size. A line of JSON follows:
+opened since a change, with those above the budget marked, and its compressed size. Simulations are listed apart, with
+the longest wait for another page meanwhile. A line of JSON follows:
 
 - ``first_paint_ms``: median first contentful paint of the overview on a slow phone: 1.6 Mbit/s, round trips of 150 ms,
   a processor of a quarter of the speed.
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -40,6 +42,8 @@ PAGES = (
     "/capacity", "/capacity?priority=high", "/history", "/history?by=user", "/what-if",
 )  # fmt: skip
 """All pages but those of simulations. ``RUNNING`` and ``WAITING`` stand for jobs in these states."""
+SIMULATIONS = ("/what-if/result?horizon=2592000s", "/clusters/delft-1/drain/result")
+"""Pages of which a child process computes the results."""
 PAGE_BUDGETS_MS = {"large": 20.0, "wide": 120.0}
 BUDGETS = {"first_paint_ms": 1000}
 REPEATS = 9
@@ -126,6 +130,23 @@ def print_pages(daemons: Sequence[Daemon], paths: Sequence[str], budget: float) 
         print(f"{path:42} {medians[0]:9.1f} {percentile:8.1f} {size / 1024:6.1f}{other}{mark}", flush=True)
 
 
+def print_simulations(daemon: Daemon) -> None:
+    """Print the duration of each simulation, the daemon's processor time, and the longest wait for a page meanwhile."""
+    print(f"{'simulation':42} {'wall s':>9} {'daemon ms':>9} {'page ms':>8}")
+    for path in SIMULATIONS:
+        start, cpu_start, waits = time.monotonic(), daemon.cpu_time(), list[float]()
+        with ThreadPoolExecutor(1) as executor:
+            answer = executor.submit(daemon.http.get, path, headers={"Accept": "text/html"}, timeout=600)
+            while not answer.done():
+                request_start = time.monotonic()
+                daemon.http.get("/clusters.json").raise_for_status()
+                waits.append(time.monotonic() - request_start)
+                time.sleep(CHANGE_INTERVAL_S)
+        assert answer.result().status_code == 200, path
+        wall, cpu = time.monotonic() - start, daemon.cpu_time() - cpu_start
+        print(f"{path:42} {wall:9.1f} {cpu * 1000:9.0f} {max(waits) * 1000:8.0f}", flush=True)
+
+
 def measure_first_paint(visitor: Visitor) -> float:
     """Return the median time of the first paint of the overview, with an empty cache, on a slow phone."""
     client = visitor.context.new_cdp_session(visitor.page)
@@ -163,6 +184,8 @@ def main() -> None:
         checkouts = [Path.cwd(), *([given.against] if given.against else [])]
         daemons = [stack.enter_context(start_daemon(given.scene, checkout)) for checkout in checkouts]
         print_pages(daemons, given.only or PAGES, PAGE_BUDGETS_MS[given.scene])
+        if not given.only:
+            print_simulations(daemons[0])
         if not (given.pages or given.only or given.against):
             daemon = daemons[0]
             with chromium() as browser:

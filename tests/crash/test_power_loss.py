@@ -14,6 +14,7 @@ from tests.needs import C_COMPILER, needs
 pytestmark = [pytest.mark.processes, needs(C_COMPILER)]
 
 CUTS = 3
+STAGE_JOURNAL = re.compile(r"/stages/\.\w+-([^/]+)/journal")
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,19 @@ def test_unflushed_commits_lose_what_was_told(recording: Recording) -> None:
     ]
     violations = cut_power(replace(recording, changes=changes), Cut(len(changes), Loss.STRICT))
     assert {violation.job for violation in violations if violation.rule == "lost"}
+
+
+@pytest.mark.parametrize("loss", [Loss.STRICT, Loss.CONTENT])
+def test_success_whose_files_are_not_sent_does_not_survive_loss_of_power(recording: Recording, loss: Loss) -> None:
+    """Cut the power when the journal has the result of the job with files, and nobody has flushed the files."""
+    [token] = {found[1] for change in recording.changes if (found := STAGE_JOURNAL.search(change.path))}
+    journal = next(change.inode for change in recording.changes if change.path.endswith(f"/{token}/journal"))
+    is_written, cut = False, 0
+    for number, change in enumerate(recording.changes, 1):
+        if change.inode == journal:
+            is_written |= change.kind == "W" and b'"result.0"' in change.data
+            if is_written and change.kind == "S":
+                cut = number
+                break
+    assert cut
+    assert cut_power(recording, Cut(cut, loss, "clusters")) == []

@@ -1,10 +1,12 @@
 """Alerts, health checks, metrics and dashboard distinguish a disconnected agent from a silent resource manager."""
 
 import time
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from koalapy.daemon.agents.hub import Rejection
 from koalapy.daemon.alerts.cluster_checks import (
     CONNECT_GRACE,
     MAX_LOW_DISKS,
@@ -20,6 +22,7 @@ from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.identity import Identity, Role
+from koalapy.model.job import format_token
 from koalapy.model.reports import ClusterReport
 from koalapy.protocol.messages import Confirmed
 from koalapy.scheduler.cluster_conditions import HealthStatus
@@ -137,6 +140,57 @@ async def test_agent_away_alert_of_lost_agent_needs_no_grace() -> None:
     assert [alert async for alert in check(100.0)] == []
     cluster.contact.last_heard = 102.0
     assert [alert.since async for alert in check(105.0)] == [102.0]
+
+
+def lost_clusters(*names: str, at: float = 100.0, apart: float = 1.0) -> list[ClusterStatus]:
+    """Return clusters of which the agents were lost one after the other."""
+    clusters = [ClusterStatus(name) for name in names]
+    for index, cluster in enumerate(clusters):
+        cluster.contact.last_heard = at + index * apart
+    return clusters
+
+
+def connected_clusters(*names: str) -> list[ClusterStatus]:
+    clusters = [ClusterStatus(name) for name in names]
+    for cluster in clusters:
+        cluster.contact.connected = cluster.contact.has_agent = True
+    return clusters
+
+
+async def absence_causes(clusters: list[ClusterStatus], **rejections: Rejection) -> dict[str, str]:
+    checks = ClusterChecks(lambda: clusters, ["embedded-1"], rejections, started_at=0.0)
+    return {alert.cluster: alert.cause async for alert in checks(200.0) if alert.kind is AlertKind.AGENT_AWAY}
+
+
+async def test_agents_lost_together_in_all_sites_have_network_of_daemon_as_cause() -> None:
+    lost = lost_clusters("delft-1", "leiden-1", "leiden-2", "twente-1")
+    for number, cluster in enumerate(lost[:2]):
+        cluster.nodes.live[format_token(7, 1, number, "aa")] = 3
+        cluster.contact.lost_by = 3600.0 + number
+    lost[2].contact.lost_by = inf
+    causes = await absence_causes([*lost, *connected_clusters("delft-2")])
+    assert set(causes) == {cluster.name for cluster in lost}
+    assert set(causes.values()) == {
+        "4 agents were lost within 3 s, in all 3 sites: the daemon's network is the likely cause; 1 job holds 6 nodes "
+        "there; none is lost before 01:00 UTC, when the first lease ends"
+    }
+
+
+async def test_agents_lost_together_in_one_site_have_its_network_or_power_as_cause() -> None:
+    causes = await absence_causes([*lost_clusters("delft-1", "delft-2", "delft-10"), *connected_clusters("leiden-1")])
+    assert set(causes.values()) == {
+        "3 agents were lost within 2 s, all in the site delft: its network or its power is the likely cause; no jobs "
+        "have nodes there"
+    }
+
+
+async def test_agents_lost_one_by_one_or_by_own_causes_have_no_common_cause() -> None:
+    rejected = lost_clusters("rejected-1")
+    away = lost_clusters("delft-1", "leiden-1") + lost_clusters("twente-1", "hague-1", at=400.0)
+    clusters = [*away, *rejected, *lost_clusters("embedded-1")]
+    causes = await absence_causes(clusters, **{"rejected-1": Rejection("its token is wrong", "set it", 190.0)})
+    assert len(causes) == len(clusters)
+    assert not any("likely" in cause for cause in causes.values())
 
 
 async def test_resource_manager_alert_starts_with_silence() -> None:

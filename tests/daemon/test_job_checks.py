@@ -4,17 +4,24 @@ import random
 from collections import Counter
 from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.daemon.alerts.job_checks import MAX_LISTED, MAX_STARVING, JobChecks
+from koalapy.daemon.alerts import job_checks
+from koalapy.daemon.alerts.job_checks import MAX_LONG_WAITS, MAX_STARVING, JobChecks
 from koalapy.model.alert import Alert, AlertKind, AlertRules
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.placement import Explanation
 from koalapy.model.request import FlexibleRequest
+from koalapy.scheduler.events import ClusterDisconnected, ClusterDrained, Event
+from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.world import World
 
 NOW = 1000.0
 RULES = AlertRules(claim_stuck_after=inf, starving_after=400.0, flood_jobs=4, flood_share=0.5)
@@ -30,8 +37,6 @@ class Jobs:
         self.walks = 0
         self.queries = cast("Any", self)
         self.subscribe = self._observers.append
-        self.waiting_reason = str
-        self.planned_job, self.rules = None, SimpleNamespace(plans_starts=False)
 
     def jobs(self) -> list[Job]:
         self.walks += 1
@@ -83,9 +88,18 @@ def starving_jobs(jobs: list[Job]) -> list[int]:
     active = [job for job in users_jobs if job.state.is_active and job.placed_at is not None]
     return [
         ident
-        for since, ident, priority in sorted(waiting)[:MAX_STARVING]
+        for since, ident, priority in sorted(waiting)[:MAX_LONG_WAITS]
         if any(o.id > ident and (o.placed_at or 0.0) >= since and o.spec.priority == priority for o in active)
-    ]
+    ][:MAX_STARVING]
+
+
+@pytest.fixture(autouse=True)
+def no_explanations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Replace explanations of the jobs of ``Jobs``, which have no scheduler."""
+    if "walk" in request.node.name:
+        explanation = Explanation(1, JobState.QUEUED, "it waits")
+        monkeypatch.setattr(job_checks, "explain", lambda *_, **__: explanation)
+        monkeypatch.setattr(job_checks, "find_awaited_clusters", lambda *_: [])
 
 
 async def find_alerts(checks: JobChecks, kind: AlertKind) -> list[Alert]:
@@ -109,9 +123,6 @@ async def test_job_checks_after_any_changes_are_those_of_a_walk(seed: int) -> No
     starving = await find_alerts(checks, AlertKind.JOB_STARVES)
     assert [alert.job for alert in starving] == starving_jobs(jobs)
     queued = [job for job in jobs if job.state is JobState.QUEUED and not job.spec.internal]
-    for alert in starving:
-        later = [str(job.id) for job in sorted(queued, key=lambda job: job.id) if job.id > (alert.job or 0)]
-        assert not later or f"koala hold {' '.join(later[:MAX_LISTED])} --reason" in alert.remedy
     by_owner = Counter(job.spec.owner for job in queued)
     floods = {alert.user: alert.summary for alert in await find_alerts(checks, AlertKind.QUEUE_FLOODED)}
     assert floods == {
@@ -129,3 +140,69 @@ async def test_job_checks_walk_over_queued_jobs_only_at_the_start() -> None:
     for _ in range(3):
         assert [alert async for alert in checks(NOW)]
     assert engine.walks == 1
+
+
+class GridJobs:
+    """The jobs of a virtual grid, as the engine shows them to checks."""
+
+    def __init__(self, world: World) -> None:
+        self.queries = world.queries
+
+    def subscribe(self, observer: object) -> None:
+        """Ignore the observer: the checks are built when the jobs have the states of interest."""
+
+
+def grid_with_starving_job() -> tuple[World, int]:
+    """Return a grid on which narrow jobs start for an hour while a job of four nodes waits for its cluster."""
+    world = World({"north": 4, "south": 4}, Rules(plan_after=None, scan_interval=10, high_scans_per_low=1))
+    starts(world, 6)
+    wide_job = world.submit(fixed(north=4))
+    starts(world, 20)
+    assert world.state(wide_job) is JobState.QUEUED
+    return world, wide_job
+
+
+def starts(world: World, count: int) -> None:
+    for _ in range(count):
+        world.submit(fixed(north=1), run_time=30)
+        world.advance(5)
+
+
+async def starvation_alerts(world: World) -> list[Alert]:
+    checks = JobChecks(cast("Any", GridJobs(world)), AlertRules(starving_after=60.0))
+    return [alert async for alert in checks(world.now) if alert.kind is AlertKind.JOB_STARVES]
+
+
+async def test_starving_job_alert_has_cause_and_remedy_of_its_explanation() -> None:
+    world, wide_job = grid_with_starving_job()
+    (alert,) = await starvation_alerts(world)
+    explanation = explain(world.queries, world.job(wide_job), (), world.now, high_priority_allowed=False)
+    assert (alert.job, alert.cause) == (wide_job, explanation.headline)
+    assert explanation.smallest_change is not None
+    assert explanation.suffices[0] in alert.remedy
+    assert explanation.smallest_change.text in alert.remedy
+    assert f"koala explain {wide_job}" in alert.remedy
+
+
+@pytest.mark.parametrize(
+    "absence", [ClusterDrained("north", "olga", "disks"), ClusterDisconnected("north", "no agent", 1.0)]
+)
+async def test_job_that_waits_for_absent_cluster_has_no_starvation_alert(absence: Event) -> None:
+    world, _ = grid_with_starving_job()
+    world.step([absence])
+    assert await starvation_alerts(world) == []
+
+
+async def test_job_with_room_on_other_clusters_starves_while_one_is_drained() -> None:
+    world, _ = grid_with_starving_job()
+    world.step([ClusterDrained("south", "olga", "disks")])
+    assert len(await starvation_alerts(world)) == 1
+
+
+async def test_job_that_absent_clusters_would_serve_has_no_starvation_alert() -> None:
+    world = World({"north": 4, "south": 8}, Rules(plan_after=None, scan_interval=10, high_scans_per_low=1))
+    world.step([ClusterDrained("south", "olga", "disks")])
+    starts(world, 6)
+    world.submit(flexible(4))
+    starts(world, 20)
+    assert await starvation_alerts(world) == []

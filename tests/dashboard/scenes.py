@@ -392,7 +392,7 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
         store.close()
     # No agent connects: jobs of the clusters that are away must not become unknown while somebody looks.
     rules, checks = Rules(unreachable_after=86400.0), AlertRules(hold=0.0)
-    options = {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks}
+    options = {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks, "simulates_apart": True}
     with daemon_in_thread(path, maker.sites(), rules=rules, has_dashboard=True, **options) as daemon:
         written = ThreadEvent()
         item = WorkItem(events=tuple(maker.events()), after_write=written.set)

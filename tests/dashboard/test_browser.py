@@ -195,6 +195,21 @@ def test_hidden_and_disconnected_pages_catch_up(browser: Any, sixty: ServedDaemo
     sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
 
 
+def test_page_of_hanging_daemon_shows_age_and_turns_amber(visitor: Any, sixty: ServedDaemon) -> None:
+    visitor.page.clock.install()
+    page = visitor.open("/clusters")
+    page.clock.run_for(3000)
+    live = page.locator("#live")
+    assert live.get_attribute("data-age") in ("0:02 ago", "0:03 ago")
+    assert live.get_attribute("data-state") == "on"
+    page.clock.run_for(10_000)
+    page.wait_for_selector("#live[data-state=late]", timeout=1000)
+    assert live.inner_text() == "no answer, last news"
+    sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": "news"}).raise_for_status()
+    page.wait_for_selector("#live[data-state=on]")
+    sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
+
+
 def test_page_without_login_leads_to_login(visitor: Any, sixty: ServedDaemon) -> None:
     page = visitor.open("/clusters")
     other = visitor.context.new_page()

@@ -16,7 +16,7 @@ RENAMED = {"ours": "used", "local": "background", "unknown": "unknown"}
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("name", sorted(SCENES.keys() - {"large"}))
+@pytest.mark.parametrize("name", sorted(SCENES))
 def test_node_counts_of_pages_rest_and_metrics_are_equal_in_each_scene(name: str, tmp_path: Path) -> None:
     with serve_scene(name, tmp_path) as scene:
 

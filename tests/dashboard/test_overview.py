@@ -1,5 +1,6 @@
 """The overview of grids of several sizes: groups of alerts, charts, order of tiles, acknowledgements."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import LOAD_PERIODS, Samples
 from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
+from koalapy.dashboard.rows import job_row
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job, JobState, PlannedStart
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport
+from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.clusters import NodeUse
 from koalapy.store.database import Database
 from koalapy.store.service_tables import SampleStore
@@ -37,13 +44,51 @@ def test_alerts_with_one_cause_are_one_group(scene: ServedDaemon) -> None:
     (group,) = [group for group in view["groups"] if group["alert"]["kind"] == "agent-away"]
     assert group["alert"]["summary"] == "6 clusters are unreachable: their agents are not connected"
     assert len(group["alerts"]) == 6
-    assert "koala-agent@NAME" in group["alert"]["remedy"]
+    assert group["alert"]["cause"].startswith("6 agents were lost within 4 s, in 6 of 10 sites: the daemon's network")
     assert group["alert"]["since"] == min(row["alert"]["since"] for row in group["alerts"])
 
 
-def test_tiles_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
+def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
+    view = scene.http.get("/now.json").json()
+    jobs = scene.http.get("/api/v1/jobs", params={"state": ["succeeded", "failed", "cancelled"], "limit": 500}).json()[
+        "jobs"
+    ]
+    ends = Counter(job["state"] for job in jobs)
+    assert sum(ends.values()) > 20
+    for state in ("succeeded", "failed", "cancelled"):
+        assert sum(slot["means"][state] for slot in view["hours"]) == ends[state]
+    last_hour = [slot["means"] for slot in view["hours"][:2]]
+    assert view["outcomes"]["ended"] == sum(s["succeeded"] + s["failed"] + s["cancelled"] for s in last_hour)
+    assert view["outcomes"]["failed"] == sum(slot["failed"] for slot in last_hour)
+    assert view["outcomes"]["usual"] == 100 * ends["failed"] / sum(ends.values())
+
+
+@pytest.mark.parametrize(
+    ("state", "planned_at", "forecast", "expected"),
+    [
+        ("queued", 90.0, 70.0, 90.0),
+        ("queued", None, 70.0, 70.0),
+        ("queued", None, None, None),
+        ("running", 90.0, 70.0, None),
+    ],
+)
+def test_expected_start_is_planned_else_forecast(
+    state: str, planned_at: float | None, forecast: float | None, expected: float | None
+) -> None:
+    planned = PlannedStart(1.0, 80.0, planned_at, ("north",), is_certain=True, delay=0.0)
+    spec = JobSpec(FlexibleRequest(1), ("true",), owner="ada")
+    job = Job(1, spec, 1.0, JobState(state), planned_start=planned)
+    row = job_row(JobRecord(job, ""), Identity("ada", Role.USER, ""), 1, forecast)
+    assert row.expected == expected
+    assert job_row(JobRecord(job, ""), Identity("eve", Role.USER, ""), 1, forecast).expected is None
+
+
+def test_tiles_without_dark_ones_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
     def names(order: str) -> list[str]:
-        return [tile["cluster"] for tile in scene.http.get(f"/now.json?sort={order}").json()["tiles"]]
+        view = scene.http.get(f"/now.json?sort={order}").json()
+        assert not any(tile["connected"] for tile in view["dark"])
+        assert len(view["dark"]) == 6
+        return [tile["cluster"] for tile in view["tiles"]]
 
     states = {cluster["name"]: cluster["state"] for cluster in scene.http.get("/api/v1/clusters").json()["clusters"]}
     ranks = [states[name] == "usable" for name in names("trouble")]

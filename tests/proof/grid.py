@@ -6,38 +6,46 @@ import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from contextvars import copy_context
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from fastapi import APIRouter
-
-from koalapy.agent.core.agent import run_agent
-from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core import agent, reporter
+from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners import runners, uplink
+from koalapy.api.job_views import JobSubmission
 from koalapy.audit.facts import Fact, Source, Submission
 from koalapy.audit.readers import read_database, read_output, read_spool
 from koalapy.audit.rules import Finding, find_violations
 from koalapy.config.settings import ClusterSection, Settings
-from koalapy.daemon import web_server
+from koalapy.daemon import main
+from koalapy.daemon.services import Services
+from koalapy.model.errors import KoalaError, StoreUnavailable, UsageError
+from koalapy.model.identity import Identity, Role
 from koalapy.runner.session import derive_key
+from koalapy.store import opening
 from tests.agent.memory_agent import find_no_open_mpi
-from tests.fuzz.daemon import WatchedDaemon, admin_client, running_daemon
+from tests.fuzz.daemon import WatchedDaemon, running_daemon
 from tests.proof.clusters import LyingCluster
+from tests.proof.databases import make_similar_engine, migrate_by_copy
 from tests.proof.links import Path as Way
 from tests.proof.loop import OWNER, SingleThreadLoop
 from tests.proof.runners import Port
 from tests.virtual_time import VirtualClock
 
 NODE_COUNT = 4
+USER = Identity("user", Role.ADMIN, "the proof")
+POLL_INTERVAL_S = 20.0
+TIMEOUTS = AgentTimeouts(report_interval_s=2 * POLL_INTERVAL_S, sweep_interval_s=3600.0)
+"""Polls and reports without a change are rare, and no folder of a runner is there to be removed: that takes most of the
+processor time of a quiet grid."""
 NO_PROCESS = 2**22
 """A number that no process has."""
-SETTLING_S = 3600.0
+SETTLING_S = 1800.0
 """Virtual seconds after which a healed grid must have finished all jobs."""
 
 
@@ -53,7 +61,9 @@ class ProofGrid:
         self.programs: dict[int, tuple[float, int]] = {}
         """Duration and exit code of the programs of a job."""
         sections = {name: ClusterSection(kind="drmaa", token=f"the token of {name}'s agent") for name in clusters}
-        self.settings = Settings.model_validate({"rules": rules, "clusters": sections} | options)
+        self.settings = Settings.model_validate(
+            {"rules": rules, "clusters": sections, "record": {"enabled": False}} | options
+        )
         self.clusters = {
             name: LyingCluster(
                 name, NODE_COUNT, Random(f"{seed} {name}"), self.clock, derive_key(b"proof", name), self._plan_program
@@ -83,7 +93,7 @@ class ProofGrid:
         self.daemon = await self._stack.enter_async_context(
             running_daemon(self.settings, self.data, clock=self.clock.now, first_nonce=self._starts << 32)
         )
-        self.user = admin_client(self.daemon, self.data)
+        self.services: Services = self.daemon.app
 
     async def crash_daemon(self) -> None:
         """End the daemon with what is on its disk now; its last acts reach nobody."""
@@ -96,7 +106,6 @@ class ProofGrid:
         self.daemon = None
         for way in self.ways.values():
             way.break_all()
-        await self.user.aclose()
         await self._stack.aclose()
         self.data = kept
 
@@ -115,16 +124,24 @@ class ProofGrid:
         if name in self._agents:
             return
         settings = AgentSettings(
-            name, f"http://{name}", self.settings.clusters[name].token or "", self.spool(name), poll_interval=5.0
+            name,
+            f"http://{name}",
+            self.settings.clusters[name].token or "",
+            self.spool(name),
+            poll_interval=POLL_INTERVAL_S,
         )
         self.spool(name).mkdir(parents=True, exist_ok=True)
-        agent = run_agent(
-            settings, cast(Lrm, self.clusters[name]), clock=self.clocks[name], find_open_mpi=find_no_open_mpi
+        running = agent.run_agent(
+            settings,
+            cast(Lrm, self.clusters[name]),
+            timeouts=TIMEOUTS,
+            clock=self.clocks[name],
+            find_open_mpi=find_no_open_mpi,
         )
         self._lives += 1
         context = copy_context()
         context.run(OWNER.set, f"{name} {self._lives}")
-        self._agents[name] = asyncio.create_task(agent, context=context)
+        self._agents[name] = asyncio.create_task(running, context=context)
         self._owners[name] = f"{name} {self._lives}"
 
     def kill_agent(self, name: str) -> None:
@@ -143,14 +160,15 @@ class ProofGrid:
         """Submit a job; None if the daemon is away, 0 if it can never start after another."""
         if self.daemon is None:
             return None
-        headers = {"Idempotency-Key": key} if key else {}
-        answer = await self.user.post("/api/v1/jobs", json=body, headers=headers)
-        if answer.status_code >= 500:
+        try:
+            spec = JobSubmission.model_validate(body).to_model()
+            job = (await self.services.jobs.submit(spec, USER, key or None))[0].job.id
+        except StoreUnavailable:
             return None
-        if answer.status_code == 422 and answer.json()["field"] == "after":
+        except UsageError as error:
+            if error.field != "after":
+                raise
             return 0
-        assert answer.status_code in (200, 201), answer.text
-        job = int(answer.json()["id"])
         if key:
             self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
@@ -159,7 +177,8 @@ class ProofGrid:
     async def cancel(self, job: int) -> None:
         """Cancel a job, unless the daemon is away or the job has ended."""
         if self.daemon is not None:
-            await self.user.post(f"/api/v1/jobs/{job}/cancel", json={})
+            with suppress(KoalaError):
+                await self.services.jobs.cancel(job, USER, "")
 
     # The end
 
@@ -176,7 +195,7 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not, after an hour."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in ``SETTLING_S``."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLING_S
@@ -228,9 +247,13 @@ async def proof_grid(
     async def nothing_waits(*_: object) -> None:
         return
 
-    no_pages = SimpleNamespace(router=APIRouter(), render_problem=None)
     with (
-        patch.object(web_server, "build_dashboard", lambda *_: no_pages),
+        patch.object(main, "build_application", lambda core, services, *_: services),
+        patch.object(opening, "migrate", migrate_by_copy),
+        patch.object(opening, "make_engine", make_similar_engine),
+        patch.object(agent, "RETRY_INTERVAL", 10.0),
+        patch.object(agent, "STATUS_INTERVAL", 600.0),
+        patch.object(reporter, "CHECK_INTERVAL", 60.0),
         patch.object(uplink, "connect", connect),
         patch.object(runners, "_listen", listen),
         patch.object(runners, "accept_waiting", nothing_waits),
@@ -247,5 +270,4 @@ async def proof_grid(
                 for job in grid.clusters[name].list_unended():
                     grid.clusters[name].end_job(job)
             if grid._stack is not None and grid.daemon is not None:
-                await grid.user.aclose()
                 await grid._stack.aclose()

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 DEADLINE = 60.0
-READY = b"database system is ready to accept connections"
+READY = b"database system is ready to accept"
 SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=50", "autovacuum=off")
 
 
 class Server:
     """A server that runs from ``start`` to ``stop``; ``remove`` deletes its folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, primary: "Server | None" = None) -> None:
+        """Create the files of a server: empty ones, or a copy of those of ``primary``, which it follows."""
         self._programs = folder
         self.home = Path(tempfile.mkdtemp(prefix="koala-pg-", dir="/tmp"))
         self._user = self._unprivileged()
@@ -27,21 +28,35 @@ class Server:
             shutil.chown(self.home, self._user)
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        initdb = [
-            str(self._programs / "initdb"),
-            "-D",
-            f"{self.home}/data",
-            "-U",
-            "koala",
-            "-A",
-            "trust",
-            "-N",
-            "-E",
-            "UTF8",
-        ]
-        subprocess.run(
-            [*self._as_user(), *initdb, "--no-locale"], check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE
-        )
+        if primary is None:
+            self._run("initdb", "-D", self._data, "-U", "koala", "-A", "trust", "-N", "-E", "UTF8", "--no-locale")
+        else:
+            self._run("pg_basebackup", "-D", self._data, "-U", "koala", "-h", str(primary.home), "-R", "-c", "fast")
+
+    @property
+    def _data(self) -> str:
+        return f"{self.home}/data"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*self._as_user(), str(self._programs / program), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE, cwd=self.home)
+
+    def replicate(self) -> "Server":
+        """Start a server that follows this one."""
+        replica = Server(self._programs, self)
+        replica.start()
+        return replica
+
+    def promote(self) -> None:
+        """Let a replica accept writes."""
+        self._run("pg_ctl", "promote", "-D", self._data)
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement as an administrator, outside a transaction."""
+        import psycopg
+
+        with psycopg.connect(host=str(self.home), user="koala", dbname="postgres", autocommit=True) as connection:
+            connection.execute(statement)  # type: ignore[arg-type]
 
     @staticmethod
     def _unprivileged() -> str:
@@ -59,7 +74,7 @@ class Server:
 
     def start(self) -> None:
         settings = [part for setting in SETTINGS for part in ("-c", setting)]
-        command = [str(self._programs / "postgres"), "-D", f"{self.home}/data", "-k", str(self.home), *settings]
+        command = [str(self._programs / "postgres"), "-D", self._data, "-k", str(self.home), *settings]
         self._process = subprocess.Popen(
             [*self._as_user(), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=self.home
         )
@@ -85,10 +100,7 @@ class Server:
 
     def new_database(self) -> str:
         """Create an empty database and return its URL."""
-        import psycopg
-
         self._databases += 1
         name = f"koala{self._databases}"
-        with psycopg.connect(host=str(self.home), user="koala", dbname="postgres", autocommit=True) as connection:
-            connection.execute(f"create database {name}")  # type: ignore[arg-type]
+        self.execute(f"create database {name}")
         return f"postgresql://koala@/{name}?host={self.home}"

@@ -19,6 +19,7 @@ from koalapy.runner.output_streams import mark_stream
 from koalapy.runner.plan import separates_streams
 from koalapy.runner.session import Line
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.process import read_boot_id
 
 _REQUIREMENT = TypeAdapter[NodeRequirement | None](NodeRequirement | None)
 KILLED_BY_KILL = 128 + 9
@@ -190,7 +191,20 @@ class Component:
                 setattr(component, name, end[name])
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
+        if component.exit_code == 0 and entries.get("boot", boot := read_boot_id()) != boot:
+            component._fail_without_results()
         return component
+
+    def _fail_without_results(self) -> None:
+        """Fail a successful component whose files the daemon has not stored, after a restart of the machine.
+
+        Its program may not have flushed them to the disk. The job's next attempt writes them again.
+        """
+        if self.collect and self.stage is not None and not self.collected:
+            self.exit_code = None
+            self.fail("the cluster's machine was restarted before it had sent the result files, which may be lost")
+            if self.ended:
+                self.mark_ended()
 
     def write_order(self) -> None:
         """Record the order in the journal. Raise ``OSError``."""
@@ -341,7 +355,7 @@ class Component:
         the key.
         """
         if self.nodes[index].result is None:
-            self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result})
+            self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result}, boot=read_boot_id())
             self._apply_result(index, result)
 
     def _apply_result(self, index: int, result: dict[str, Any]) -> None:

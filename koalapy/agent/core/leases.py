@@ -19,6 +19,7 @@ from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.folders import replace_file
 from koalapy.runner.lease import SilenceClock, renewal_interval
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.process import read_boot_id
 
 log = structlog.get_logger()
 
@@ -32,7 +33,6 @@ MAX_LAG = 1.0
 """Seconds by which a check may be late before this process counts as having been stopped."""
 ASK_AGAIN_INTERVAL = 0.2
 """Minimum seconds between two renewal requests."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Leases:
@@ -48,7 +48,7 @@ class Leases:
         """Set up. ``end`` ends a component that has failed."""
         self._directory, self._reporter, self._end, self._clock = directory, reporter, end, clock.since_boot
         self._began = clock.since_boot()
-        self._boot_id = _boot_id()
+        self._boot_id = read_boot_id()
         self._clocks: dict[str, SilenceClock] = {}
         """Silence clocks by daemon instance: no daemon renews another's leases."""
         self._may_ask = False
@@ -154,11 +154,3 @@ class Leases:
             replace_file(path, json.dumps({"boot": self._boot_id, "heard_at": heard_at}).encode(), sync=False)
         except OSError as error:
             log.warning("cannot save a lease", action="lease-not-noted", instance=instance, reason=str(error))
-
-
-def _boot_id() -> str:
-    """Return the id of this boot of the machine; empty if the kernel does not provide one."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

@@ -1,10 +1,11 @@
 """Checks of clusters: agents, resource managers, disks, versions, and jobs that fail as soon as they start."""
 
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import ceil, isfinite
 from shlex import quote
 from types import MappingProxyType
 
@@ -13,7 +14,7 @@ from koalapy.daemon.agents.hub import Rejection, compare_versions
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import Job, JobState, parse_token
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_duration, format_list, format_nodes, format_time
@@ -40,6 +41,13 @@ def cluster_alert(
     return Alert(kind, severity, f"cluster {cluster}", summary, cause, remedy, since, cluster=cluster)
 
 
+COMMON_LOSS_S = 20.0
+"""Seconds within which agents are lost by one cause: the time between two of their messages and to notice a loss."""
+MIN_COMMON_LOSS = 3
+CommonLoss = tuple[str, str]
+"""The likely cause of the loss of several agents together, and its remedy."""
+
+
 class ClusterChecks:
     """A check for absent agents, failing resource managers, and clusters marked unusable after errors.
 
@@ -62,6 +70,7 @@ class ClusterChecks:
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         self._started_at = now if self._started_at is None else self._started_at
+        losses = self._find_common_losses(now)
         for cluster in self._clusters():
             if not cluster.has_agent or cluster.last_report.problem or cluster.contact.connected:
                 self._silent_since.pop(cluster.name, None)
@@ -73,7 +82,7 @@ class ClusterChecks:
                 is_expected = not has_connected and cluster.name not in self._rejections
                 if is_expected and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
-                yield self._absent_agent_alert(cluster, now)
+                yield self._absent_agent_alert(cluster, now, losses.get(cluster.name))
             elif (problem := cluster.last_report.problem) and not {*problem.split("; ")} <= {
                 str(disk) for disk in cluster.last_report.disks
             }:  # nothing starts there, and not only since disks of its agent are full
@@ -90,16 +99,42 @@ class ClusterChecks:
             if cluster.last_report.lost_records:
                 yield _lost_records_alert(cluster, now)
 
-    def _absent_agent_alert(self, cluster: ClusterStatus, now: float) -> Alert:
+    def _find_common_losses(self, now: float) -> dict[ClusterName, CommonLoss]:
+        """Return the losses of several agents within seconds, by cluster; embedded and rejected agents have others."""
+        absent = [
+            cluster
+            for cluster in self._clusters()
+            if not cluster.has_agent and cluster.contact.last_heard is not None and cluster.drained is None
+            if cluster.name not in self._embedded and not self._is_rejected(cluster.name, now)
+        ]
+        absent.sort(key=lambda cluster: cluster.contact.last_heard or 0.0)
+        losses: dict[ClusterName, CommonLoss] = {}
+        while absent:
+            end = (absent[0].contact.last_heard or 0.0) + COMMON_LOSS_S
+            together = [cluster for cluster in absent if (cluster.contact.last_heard or 0.0) <= end]
+            del absent[: len(together)]
+            if len(together) >= MIN_COMMON_LOSS:
+                loss = describe_common_loss(together, self._clusters(), now)
+                losses |= dict.fromkeys((cluster.name for cluster in together), loss)
+        return losses
+
+    def _is_rejected(self, name: ClusterName, now: float) -> bool:
+        rejected = self._rejections.get(name)
+        return rejected is not None and now - rejected.rejected_at < REJECTION_WINDOW
+
+    def _absent_agent_alert(self, cluster: ClusterStatus, now: float, loss: CommonLoss | None) -> Alert:
         """Return the alert for a cluster without a connected agent, with the likeliest cause and its remedy."""
         name, cause, remedy, problem = cluster.name, cluster.absence, _restart_remedy(cluster.name), "is absent"
         if name in self._embedded:
             remedy = f"the daemon restarts it; if it hangs, kill it: pkill -f 'agent {name} --embedded'"
-        elif (rejected := self._rejections.get(name)) is not None and now - rejected.rejected_at < REJECTION_WINDOW:
+        elif self._is_rejected(name, now):
+            rejected = self._rejections[name]
             cause = f"{cause}; a connection in its name was rejected: {rejected.reason}"
             problem = "is rejected"
             if rejected.remedy:
                 remedy = f"{rejected.remedy}; then restart it on the head node: systemctl restart koala-agent@{name}"
+        elif loss is not None:
+            cause, remedy = loss
         return self._agent_alert(cluster, problem, cause, remedy, now)
 
     def _agent_alert(self, cluster: ClusterStatus, problem: str, cause: str, remedy: str, now: float) -> Alert:
@@ -124,6 +159,36 @@ class ClusterChecks:
             remedy,
             now if last_heard is None else min(now, last_heard),
         )
+
+
+def site_of(cluster: ClusterName) -> str:
+    """Return the site of a cluster: its name without a number at the end, ``delft`` of ``delft-2``."""
+    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
+
+
+def describe_common_loss(
+    lost: Collection[ClusterStatus], clusters: Collection[ClusterStatus], now: float
+) -> CommonLoss:
+    """Return the likely cause of the loss of several agents within seconds, with what is at stake, and its remedy."""
+    times = [cluster.contact.last_heard or 0.0 for cluster in lost]
+    sites, all_sites = ({site_of(cluster.name) for cluster in some} for some in (lost, clusters))
+    what = f"{len(lost)} agents were lost within {max(1, ceil(max(times) - min(times)))} s"
+    if len(sites) == 1 and len(all_sites) > 1:
+        (site,) = sites
+        what += f", all in the site {site}: its network or its power is the likely cause"
+        remedy = f"ask the site {site} about its network and its power"
+    else:
+        where = f"all {len(sites)}" if sites == all_sites else f"{len(sites)} of {len(all_sites)}"
+        what += f", in {where} sites: the daemon's network is the likely cause"
+        remedy = "look at the network of the daemon's host: its routes and firewall, and whether head nodes reach it"
+    jobs = {parse_token(token).job for cluster in lost for token in cluster.nodes.live}
+    if not jobs:
+        return f"{what}; no jobs have nodes there", remedy
+    nodes = format_nodes(sum(sum(cluster.nodes.live.values()) for cluster in lost))
+    stake = f"1 job holds {nodes} there" if len(jobs) == 1 else f"{len(jobs)} jobs hold {nodes} there"
+    ends = [at for cluster in lost if (at := cluster.contact.lost_by) is not None and isfinite(at)]
+    until = f"; none is lost before {format_time(min(ends), now)} UTC, when the first lease ends" if ends else ""
+    return f"{what}; {stake}{until}", remedy
 
 
 def _restart_remedy(name: ClusterName) -> str:

@@ -7,13 +7,13 @@ from heapq import nsmallest
 from itertools import islice
 from shlex import quote
 
-from sortedcontainers import SortedDict, SortedList
+from sortedcontainers import SortedList
 
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.wording import format_list, format_nodes
-from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.explain.explain import explain, find_awaited_clusters
 from koalapy.system.event_loop import iterate_in_slices
 
 SLICE = 200
@@ -21,8 +21,8 @@ SLICE = 200
 MAX_STUCK = 20
 """Maximum number of jobs with stuck claims that are reported, the oldest first."""
 MAX_STARVING = 5
-MAX_LISTED = 20
-"""Maximum number of jobs that a remedy lists."""
+MAX_LONG_WAITS = 20
+"""Maximum number of jobs with the longest waits that are examined for starvation."""
 
 
 Wait = tuple[float, JobId]
@@ -37,7 +37,7 @@ class JobChecks:
 
     def __init__(self, engine: Engine, rules: AlertRules) -> None:
         self._queries, self._rules = engine.queries, rules
-        self._queued = SortedDict()
+        self._queued: dict[JobId, Wait | None] = {}
         """The queued jobs, each with its ``Wait``, None for a deferred job."""
         self._waits = SortedList()
         """The waits of all queued jobs, the longest first."""
@@ -82,15 +82,18 @@ class JobChecks:
                     stuck.append((requested_at, job.id, job))
         for since, _, job in nsmallest(MAX_STUCK, stuck):
             yield self._stuck_alert(job, since, now)
-        for since, ident in list(islice(self._waits, MAX_STARVING)):
-            if now - since < self._rules.starving_after:
+        starving = 0
+        for since, ident in list(islice(self._waits, MAX_LONG_WAITS)):
+            if now - since < self._rules.starving_after or starving >= MAX_STARVING:
                 break
             await asyncio.sleep(0)
             waiting = self._queries.job(ident)
             if waiting is None or _wait_of(waiting) != (since, ident):
                 continue
-            if overtaking_jobs := [other for other in self._active.values() if _has_overtaken(other, waiting, since)]:
-                yield self._starving_alert(waiting, since, overtaking_jobs)
+            overtaking_jobs = [other for other in self._active.values() if _has_overtaken(other, waiting, since)]
+            if overtaking_jobs and not find_awaited_clusters(self._queries, waiting):
+                starving += 1
+                yield self._starving_alert(waiting, since, overtaking_jobs, now)
         for alert in self._flood_alerts(now):
             yield alert
 
@@ -115,32 +118,24 @@ class JobChecks:
             user=job.spec.owner,
         )
 
-    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job]) -> Alert:
+    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job], now: float) -> Alert:
         """Return the alert for a job that waits ``since`` a time, while later ones got nodes."""
         later = f"{len(overtaking_jobs)} later {'job' if len(overtaking_jobs) == 1 else 'jobs'}"
+        explanation = explain(self._queries, job, (), now, high_priority_allowed=False)
+        ways = [f"it starts with {event}" for event in explanation.suffices[:1]]
+        if (change := explanation.smallest_change) is not None and change.field:
+            ways.append(change.text)
         return Alert(
             AlertKind.JOB_STARVES,
             Severity.WARNING,
             f"job {job.id}",
             f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
-            self._queries.waiting_reason(job),
-            self._starvation_remedy(job),
+            explanation.headline,
+            "; or ".join([*ways, "see what it waits for"]) + f": koala explain {job.id}",
             since,
             job=job.id,
             user=job.spec.owner,
         )
-
-    def _starvation_remedy(self, job: Job) -> str:
-        """Return what an operator can do for a starving job: the commands to hold the queued jobs after it."""
-        if self._queries.planned_job == job.id:
-            return f"its start is planned now; see what it waits for: koala explain {job.id}"
-        later = list(map(str, islice(self._queued.irange(job.id, inclusive=(False, True)), MAX_LISTED + 1)))
-        permanent = "; permanently: rules.plan_after 3600 in the configuration"
-        permanent = "" if self._queries.rules.plans_starts else permanent
-        if not later:
-            return f"see what it waits for: koala explain {job.id}{permanent}"
-        suffix = ", and the jobs after them" if len(later) > MAX_LISTED else ""
-        return f"hold the later jobs{suffix}: koala hold {' '.join(later[:MAX_LISTED])} --reason starving{permanent}"
 
     def _flood_alerts(self, now: float) -> list[Alert]:
         """Return an alert for each user with too large a part of the queue. Return none if only one user has jobs."""

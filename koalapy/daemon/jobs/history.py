@@ -170,6 +170,10 @@ class History:
         """Return a page of ended jobs of users."""
         return await query(self._store.ended_page, which)
 
+    async def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
+        """Return the number of ended jobs by slot and final state; see ``HistoryStore.count_outcomes``."""
+        return await query(self._store.count_outcomes, since, slot_s)
+
     async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
         return await query(self._store.ended_components, since, limit, cluster)
@@ -307,7 +311,8 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
         end=_to_date(end),
         name=key.name,
         success=round(figures.succeeded / completed, 6) if completed else None,
-        utilisation=round(figures.node_seconds / available, 6) if available else None,
+        # Clusters may have shrunk within the day, or nodes been shared.
+        utilisation=round(min(1.0, figures.node_seconds / available), 6) if available else None,
         **values,
     )
 

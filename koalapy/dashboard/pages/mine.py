@@ -52,7 +52,9 @@ def add_mine(dashboard: Dashboard, services: Services) -> None:
         unfinished.sort(key=lambda job: queue_place(job, queues))
         ended = await finder.find_jobs(parse_search(f"{own} state:over"), caller, limit=MAX_ENDED)
         states = Counter(job.state for job in unfinished)
-        rows = await build_rows(unfinished[:MAX_UNFINISHED], caller, jobs, engine.queries)
+        rows = await build_rows(
+            unfinished[:MAX_UNFINISHED], caller, jobs, engine.queries, services.forecasts.latest_forecast
+        )
         active = [job for job in unfinished if job.state.is_active]
         return MyJobsView(
             user=caller.user,

@@ -1,8 +1,10 @@
 """The first page: use of the grid over the last hours, what needs attention, and all clusters as tiles."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import TypeVar
 
 from koalapy.api.access import Caller
@@ -35,6 +37,7 @@ from koalapy.dashboard.rows import (
 )
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
+from koalapy.model.job import JobState
 from koalapy.model.notification import Channel
 
 S = TypeVar("S", bound=AlertSelection)
@@ -42,7 +45,12 @@ RATE_SLOTS = 3
 """Number of the last slots over which the shown rates and start-up times are means."""
 MAX_DETAILED = 120
 """Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
+MAX_DARK_TILES = 5
+"""Maximum number of clusters without an agent among the others; more are listed apart."""
 TABLE_ROWS = 12
+OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+OUTCOMES_LIFETIME_S = 15.0
+"""Age after which the ended jobs are counted again."""
 
 
 class TileSort(StrEnum):
@@ -53,6 +61,18 @@ class TileSort(StrEnum):
     LOAD = "load"
     """Largest share of used nodes first."""
     NAME = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """The jobs that ended in the last hour, and the usual share of failures."""
+
+    ended: int
+    failed: int
+    share: float
+    """Percentage that failed in the last hour."""
+    usual: float
+    """The same in the last hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +94,8 @@ class Overview:
     slots: Sequence[Slot]
     """The last hours, oldest first."""
     hours: Sequence[Slot]
-    """The same in longer parts, newest first."""
+    """The same in longer parts, newest first, with the number of jobs that succeeded, failed and were cancelled."""
+    outcomes: Outcomes
     start_rate: float | None
     """Starts per minute in the last quarter of an hour; None: not known."""
     end_rate: float | None
@@ -82,6 +103,8 @@ class Overview:
     """Mean start-up time in seconds in the last quarter of an hour with a start; None without one."""
     sort: TileSort
     tiles: Sequence[ClusterRow]
+    dark: Sequence[ClusterRow]
+    """Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all."""
     detailed: bool
     """Whether all tiles show numbers."""
 
@@ -102,6 +125,26 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     return sorted(rows, key=lambda row: (severity(row), ranks[row.cluster]))
 
 
+def add_outcomes(slots: Sequence[Slot], counts: Iterable[tuple[int, str, int]]) -> list[Slot]:
+    """Return slots with the number of jobs that ended in each final state, as counted by slot."""
+    by_slot: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(OUTCOMES, 0.0))
+    for index, state, count in counts:
+        by_slot[min(index, len(slots) - 1)][state] += count
+    return [replace(slot, means={**slot.means, **by_slot[index]}) for index, slot in enumerate(slots)]
+
+
+def sum_outcomes(slots: Sequence[Slot]) -> Outcomes:
+    """Return the outcomes of the last two slots, of half an hour each, and the usual share of failures over all."""
+
+    def share(of: Sequence[Slot]) -> tuple[int, int, float]:
+        ended, failed = (
+            int(sum(slot.means[name] for slot in of for name in names)) for names in (OUTCOMES, ["failed"])
+        )
+        return ended, failed, 100 * failed / ended if ended else 0.0
+
+    return Outcomes(*share(slots[-2:]), share(slots)[2])
+
+
 def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
     """Return the mean of a value over the last slots that have one; None if none of them has."""
     values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := slot.means.get(name)) is not None]
@@ -111,16 +154,25 @@ def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
+    counted: tuple[float, list[tuple[int, str, int]]] = (-inf, [])
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
     async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
+        nonlocal counted
         now = engine.clock()
+        if not 0 <= now - counted[0] < OUTCOMES_LIFETIME_S:
+            counted = now, await services.history.count_outcomes(now - SHOWN_S, SHOWN_S / TABLE_ROWS)
         samples = await services.samples.read_recent()
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
+        tiles = sort_tiles(rows, sort)
+        dark = [row for row in tiles if not row.connected]
+        if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
+            dark = []
         slots = make_slots(samples, now, SHOWN_S)
+        hours = add_outcomes(make_slots(samples, now, SHOWN_S, TABLE_ROWS), counted[1])
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return Overview(
             groups=groups,
@@ -132,12 +184,14 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             stale=sum(row.stale for row in rows),
             oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
             slots=slots,
-            hours=make_slots(samples, now, SHOWN_S, TABLE_ROWS)[::-1],
+            hours=hours[::-1],
+            outcomes=sum_outcomes(hours),
             start_rate=_last_mean(slots, "started"),
             end_rate=_last_mean(slots, "ended"),
             startup=_last_mean(slots, "startup"),
             sort=sort,
-            tiles=sort_tiles(rows, sort),
+            tiles=[row for row in tiles if row not in dark] if dark else tiles,
+            dark=dark,
             detailed=len(rows) <= MAX_DETAILED,
         )
 

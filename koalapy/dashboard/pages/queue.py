@@ -13,6 +13,7 @@ from pydantic import Field
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.jobs import ChangedJob, PriorityOrder, changed_job
+from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
@@ -194,12 +195,12 @@ async def _find_page(
 def add_queue(dashboard: Dashboard, services: Services) -> None:
     """Add the page that lists and searches jobs, and those that change many jobs at a time."""
     finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
-    _add_list(dashboard, services.jobs, finder)
+    _add_list(dashboard, services.jobs, services.forecasts, finder)
     _add_confirmation(dashboard, services.jobs, finder)
     _add_actions(dashboard, services.jobs.bulk)
 
 
-def _add_list(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
+def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: JobFinder) -> None:
     """Add the page that lists and searches jobs."""
     queries = dashboard.engine.queries
 
@@ -218,7 +219,7 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
             q=q,
             problem=problem.message if problem else "",
             hint=problem.hint if problem else "",
-            jobs=await build_rows(shown, caller, jobs, queries),
+            jobs=await build_rows(shown, caller, jobs, queries, forecasts.latest_forecast),
             table=view,
             words=examples,
             examples=_list_examples(caller),
@@ -260,7 +261,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
             effect=_describe_effect(does, len(affected), len(users)),
             order=_describe_effect(order, len(affected), len(users)),
-            jobs=await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries),
+            jobs=await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
             more_jobs=max(0, len(affected) - DEFAULT_ROWS),
             shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
             states=dict(Counter(str(job.state) for job in affected)),

@@ -2,10 +2,14 @@
 "use strict";
 (() => {
   const live = document.getElementById("live");
-  const show = (state, text) => { if (live) { live.dataset.state = state; live.textContent = text; } };
+  const show = (state, text) => {
+    if (!live) return;
+    if (live.textContent !== text) live.textContent = text;
+    live.dataset.state = state;
+  };
 
   // The content of a visible page comes anew whenever it differs. The daemon sends something every ten seconds.
-  const main = document.getElementById("main"), SILENCE_MS = 30000, LONGEST_PAUSE_MS = 16000;
+  const main = document.getElementById("main"), LATE_MS = 12000, SILENCE_MS = 30000, LONGEST_PAUSE_MS = 16000;
   let stream = null, heard = 0, failures = 0, version = main.dataset.version;
   const follow = async () => {
     if (stream || document.hidden || !main.dataset.events) return;
@@ -22,6 +26,7 @@
         if (done) break;
         heard = Date.now();
         failures = 0;
+        show("on", "live");
         const events = (text + value).split("\n\n");
         text = events.pop();
         const newest = events.findLast((event) => event.startsWith("data: "))?.split("\n");
@@ -79,7 +84,12 @@
 
   setInterval(() => {
     if (document.hidden) return;
-    if (Date.now() - heard > SILENCE_MS) stream?.abort();
+    const silence = Date.now() - heard;
+    if (live && stream) {
+      live.dataset.age = `${told(silence / 1000)} ago`;
+      if (silence > LATE_MS) show("late", "no answer, last news");
+    }
+    if (silence > SILENCE_MS) stream?.abort();
     for (const age of document.querySelectorAll("time.age"))
       age.textContent = told((Date.now() - Date.parse(age.dateTime)) / 1000);
   }, 1000);

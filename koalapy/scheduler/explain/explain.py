@@ -1,11 +1,11 @@
 """Explain the state of a job: why it waits, which nodes would suffice, and the smallest change that places it."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from koalapy.model.cluster import ClusterState
+from koalapy.model.cluster import ClusterState, ClusterView
 from koalapy.model.dependency import Clause
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
@@ -299,7 +299,7 @@ def _from(component: Component) -> str:
 
 def _format_since(component: Component, now: float) -> str:
     """Return since when a component is in its state, as text to append; empty if that is not recorded."""
-    if component.unknown_since is not None:
+    if component.unknown_since is not None and not component.has_ended:
         return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
     phase_starts = {
         ComponentState.WAITING: component.submitted_at,
@@ -559,6 +559,29 @@ def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, clu
         for c in source.view.clusters
     )
     return isinstance(dry_run.ask(spec, replace(source.view, clusters=opened)), Placement)
+
+
+def find_awaited_clusters(queries: Queries, job: Job) -> list[ClusterName]:
+    """Return the drained and unreachable clusters that keep a queued job waiting; none if it waits for other reasons.
+
+    They do if the job would be placed on all of their nodes, or cannot be placed on those of the others.
+    """
+    view = DryRun(queries, job).view(job.spec)
+    absent = {c.name for c in view if c.state in (ClusterState.DRAINED, ClusterState.UNREACHABLE)}
+
+    def is_placed(clusters: Iterable[ClusterView]) -> bool:
+        answer = queries.questions.ask(job.spec, replace(view, clusters=tuple(clusters)))
+        return isinstance(answer, Placement)
+
+    def empty(cluster: ClusterView) -> ClusterView:
+        down = queries.grid[cluster.name].last_report.down
+        return replace(cluster.with_idle(cluster.total - down), state=ClusterState.USABLE)
+
+    if not absent or not is_placed(map(empty, view)):
+        return []
+    is_enough = is_placed(empty(c) if c.name in absent else c for c in view)
+    is_needed = not is_placed(c if c.name in absent else empty(c) for c in view)
+    return sorted(absent) if is_enough or is_needed else []
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:
