@@ -45,7 +45,7 @@ TIMEOUTS = AgentTimeouts(report_interval_s=2 * POLL_INTERVAL_S, sweep_interval_s
 processor time of a quiet grid."""
 NO_PROCESS = 2**22
 """A number that no process has."""
-SETTLING_S = 3600.0
+SETTLING_S = 1800.0
 """Virtual seconds after which a healed grid must have finished all jobs."""
 
 
@@ -195,7 +195,7 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not, after an hour."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in ``SETTLING_S``."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLING_S

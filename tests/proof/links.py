@@ -1,6 +1,7 @@
 """Connections in memory: of agents to the daemon, and of runners to agents. A schedule cuts and delays them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from random import Random
@@ -11,6 +12,8 @@ from websockets.exceptions import ConnectionClosedError
 from koalapy.agent.runners import uplink
 
 LATENCY_S = 0.002
+GAP_S = 1e-6
+"""Seconds between two frames, since timers of the same time run in any order."""
 
 
 class Uplink:
@@ -62,6 +65,7 @@ class DaemonSide:
         self.frames, self.close = connection.frames, connection.close
 
     async def send(self, frame: str) -> None:
+        self._path.sent.append(frame)
         self._path.carry(self._connection._to_agent, frame, self._connection)
 
 
@@ -77,6 +81,8 @@ class Path:
         self.slowness_s = 0.0
         """Longest additional delay of a frame."""
         self.live: set[Uplink] = set()
+        self.sent: list[str] = []
+        """Frames of all daemons to the agent."""
         self._free_at = 0.0
 
     def carry(self, queue: asyncio.Queue[str | None], frame: str, connection: Uplink) -> None:
@@ -85,7 +91,7 @@ class Path:
             return
         loop = asyncio.get_running_loop()
         delay = LATENCY_S + (self._random.uniform(0, self.slowness_s) if self.slowness_s else 0.0)
-        self._free_at = max(self._free_at, loop.time() + delay)
+        self._free_at = max(self._free_at + GAP_S, loop.time() + delay)
         loop.call_at(self._free_at, self._deliver, queue, frame, connection)
 
     def _deliver(self, queue: asyncio.Queue[str | None], frame: str, connection: Uplink) -> None:
@@ -105,6 +111,13 @@ class Path:
         """Break all connections at once, as the end of either process does."""
         for connection in list(self.live):
             connection.end(is_broken=True)
+
+    def repeat_commands(self, count: int) -> None:
+        """Deliver the commands among the first ``count`` frames once more, in the present connections."""
+        for frame in self.sent[:count]:
+            commands = [message for message in json.loads(frame) if message["type"] in ("submit", "open", "stop")]
+            for connection in self.live if commands else ():
+                self.carry(connection._to_agent, json.dumps(commands), connection)
 
     def connect(self) -> "Connecting":
         return Connecting(self)

@@ -3,10 +3,12 @@
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar
+from heapq import heappop
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -19,13 +21,22 @@ OWNER: ContextVar[str] = ContextVar("owner", default="")
 
 
 class SingleThreadLoop(VirtualTimeLoop):
-    """Run the work of all executors at once, in the loop's own thread, and nothing of owners that were killed."""
+    """Run the work of all executors at once, in the loop's own thread, and nothing of owners that were killed.
+
+    No I/O and no other thread can wake it.
+    """
+
+    # Of asyncio
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _timer_cancelled_count: int
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self.killed: set[str] = set()
         """Owners of which nothing runs any more, not even what cleans up."""
-        self._dropped: list[tuple[Callable[..., object], tuple[object, ...], Context]] = []
+        self._dropped: list[Any] = []
         """What killed owners would have run. It keeps their tasks until the end."""
 
     def finish(self) -> None:
@@ -34,24 +45,31 @@ class SingleThreadLoop(VirtualTimeLoop):
         tasks = asyncio.all_tasks(self)
         for task in tasks:
             task.cancel()
-        for callback, args, context in self._dropped:
-            self.call_soon(callback, *args, context=context)
+        self._ready.extend(self._dropped)
         self.run_until_complete(asyncio.wait(tasks, timeout=100.0) if tasks else asyncio.sleep(0))
         self.close()
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        context = copy_context() if context is None else context
-        return super().call_soon(self._run_unless_killed, callback, args, context, context=context)
-
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
-        context = copy_context() if context is None else context
-        return super().call_at(when, self._run_unless_killed, callback, args, context, context=context)
-
-    def _run_unless_killed(self, callback: Callable[..., object], args: tuple[object, ...], context: Context) -> None:
-        if OWNER.get() in self.killed:
-            self._dropped.append((callback, args, context))
-        else:
-            callback(*args)
+    def _run_once(self) -> None:
+        """Run what is ready, or else move to the time of the next timer."""
+        ready, scheduled, killed = self._ready, self._scheduled, self.killed
+        while scheduled and (scheduled[0]._cancelled or scheduled[0]._when <= self._now or not ready):
+            timer = heappop(scheduled)
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                self._now = max(self._now, timer._when)
+                ready.append(timer)
+        if not ready and not self._stopping:
+            raise RuntimeError("nothing can happen any more: a task waits for what no other does")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            if killed and handle._context.get(OWNER, "") in killed:
+                self._dropped.append(handle)
+            else:
+                handle._run()
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future = self.create_future()

@@ -20,9 +20,11 @@ from tests.proof.loop import SingleThreadLoop, repeatable_process
 CLUSTERS = ("north", "south")
 LEASE_S = 60.0
 UNREACHABLE_S = 45.0
-HORIZON_S = 150.0
+HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
-AUDIT_DELAY_S = 90.0
+RECONNECT_S = 10.0
+"""Virtual seconds in which agents connect to a new daemon."""
+AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
 
@@ -49,7 +51,9 @@ FAULT_KINDS = {
     "broken connection": 2,
     "slow path": 2,
     "agent restart": 4,
-    "daemon restart": 4,
+    "daemon restart": 3,
+    "short daemon restart": 2,
+    "commands of an earlier daemon": 2,
     "lost replies": 4,
     "late answers": 2,
     "stale snapshots": 2,
@@ -67,10 +71,10 @@ def draw_schedule(seed: int) -> list[Element]:
     random = Random(seed)
     elements = [
         Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(JOB_KINDS))
-        for number in range(random.randint(2, 6))
+        for number in range(random.randint(2, 4))
     ]
     kinds, weights = zip(*FAULT_KINDS.items(), strict=True)
-    for number in range(random.randint(1, 4)):
+    for number in range(random.randint(1, 3)):
         # Half of the faults hit within a few seconds of a submission: hand-overs are dangerous.
         near = random.choice(elements[:1] + [e for e in elements if e.name.startswith("job")]).at
         at = near + random.uniform(0, 1.0) if random.random() < 0.5 else random.uniform(0, HORIZON_S)
@@ -79,16 +83,19 @@ def draw_schedule(seed: int) -> list[Element]:
 
 
 def draw_dangerous_schedule(seed: int) -> list[Element]:
-    """Return a short schedule with what planted faults need: long jobs on both clusters, a dependent job and an array,
-    a partition past the lease and the restart of an agent, at times from the seed.
+    """Return a schedule with what planted faults need, at times from the seed: long jobs on both clusters, a short
+    and a dependent job, an array, a partition past the lease, restarts of agents and daemon, and outdated commands.
     """
     random = Random(seed)
     jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(6)]
-    jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array")]
+    jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array"), Element("job8", 0.5, "short")]
     faults = [
-        Element("fault0", random.uniform(15.0, 60.0), "long cut"),
-        Element("fault1", random.uniform(20.0, 200.0), "agent restart"),
-        Element("fault2", random.uniform(10.0, 200.0), random.choice(sorted(FAULT_KINDS))),
+        Element("fault0", min(job.at for job in jobs) + 0.3, "short daemon restart"),
+        Element("fault1", random.uniform(220.0, 260.0), "long cut"),
+        Element("fault2", random.uniform(220.0, 260.0), "agent restart"),
+        Element("fault3", random.uniform(12.0, 20.0), "commands of an earlier daemon"),
+        Element("fault4", random.uniform(220.0, 260.0), "agent restart"),
+        Element("fault5", random.uniform(220.0, 400.0), random.choice(sorted(FAULT_KINDS))),
     ]
     return sorted(jobs + faults, key=lambda element: (element.at, element.name))
 
@@ -111,7 +118,7 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
-    elif kind in ("array", "dependent", "long"):
+    elif kind in ("array", "dependent", "long", "short"):
         request = {"type": "nonfixed", "components": [_component(1)]}
     body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
     if kind == "array":
@@ -128,10 +135,10 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     random = element.random(grid.seed)
     earlier = random.choice(sorted(acknowledged.values())) if acknowledged else None
     body = make_body(element.kind, random, earlier)
-    duration, code = random.choice([2.0, 15.0, 40.0, 90.0]), random.choice([0, 0, 0, 3])
+    duration, code = random.choice([2.0, 10.0, 30.0, 90.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
-    if element.kind == "long":
-        duration, code, repeats, cancel_after = LONG_S, 0, True, None
+    if element.kind in ("long", "short"):
+        duration, code, repeats, cancel_after = LONG_S if element.kind == "long" else 2.0, 0, True, None
     while (job := await grid.submit(body, duration, code, element.name)) is None:  # noqa: ASYNC110
         await asyncio.sleep(2.0)
     if not job:
@@ -169,11 +176,22 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             grid.kill_agent(name)
             await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
             grid.start_agent(name)
-        case "daemon restart":
-            if grid.daemon is not None:
-                await grid.crash_daemon()
-                await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
-                await grid.start_daemon()
+        case "daemon restart" | "short daemon restart" | "commands of an earlier daemon":
+            if grid.daemon is None:
+                return  # another fault has ended it
+            sent = {name: len(way.sent) for name, way in grid.ways.items()}
+            await grid.crash_daemon()
+            is_short = element.kind == "short daemon restart"
+            await asyncio.sleep(0.1 if is_short else random.choice([0.1, lasts, LEASE_S + lasts]))
+            await grid.start_daemon()
+            if element.kind == "commands of an earlier daemon":
+                await asyncio.sleep(RECONNECT_S + lasts)
+                for name, way in grid.ways.items():
+                    way.slowness_s = 5.0
+                    way.repeat_commands(sent[name])
+                await asyncio.sleep(lasts)
+                for way in grid.ways.values():
+                    way.slowness_s = 0.0
         case "local jobs":
             cluster.local_use.update(random.sample(cluster.node_names, random.randint(1, 4)))
             await asyncio.sleep(lasts)
