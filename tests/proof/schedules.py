@@ -245,15 +245,7 @@ class Outcome:
 async def _play(directory: Path, seed: int, elements: Collection[Element]) -> Outcome:
     loop = asyncio.get_running_loop()
     failures: list[str] = []
-    async with proof_grid(
-        directory,
-        seed,
-        CLUSTERS,
-        {"lease": LEASE_S},
-        unreachable_after=UNREACHABLE_S,
-        claim_grace=30.0,
-        plan_after=PLAN_AFTER_S,
-    ) as grid:
+    async with proof_grid(directory, seed, CLUSTERS, {"lease": LEASE_S}, **RULES) as grid:
         await asyncio.sleep(3.0)
         acknowledged: dict[str, int] = {}
         began = loop.time()
