@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TRANSLATED = "KOALA_TRANSLATED"
-"""Systems of a translated script, separated by blanks: keys of ``COUNTERPARTS``."""
+"""Systems of a translated script, separated by blanks: keys of ``COUNTERPARTS``; and ``HOME``."""
+HOME = "home"
+"""Word of ``TRANSLATED`` for a script that starts in the home folder, as in Grid Engine and PBS."""
 SLURM, GRID_ENGINE, PBS, LSF = "slurm", "grid-engine", "pbs", "lsf"
 COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
     SLURM: {

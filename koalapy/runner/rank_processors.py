@@ -21,7 +21,7 @@ def distribute_ranks(job: Plan, request: dict[str, Any]) -> list[int]:
     Without a number all slots get a rank, the first nodes first. Raise ``Failure`` if the job lacks what is requested.
     """
     hosts, per_node, ranks = request["hosts"] or {}, request["per_node"], request["ranks"]
-    chosen = _choose_nodes(job, request["hosts"], request["clusters"])
+    chosen = request.get("indices") or _choose_nodes(job, request["hosts"], request["clusters"])
     room: dict[int, int] = {}
     for index in chosen:
         host, slots = job.nodes[index]["host"], job.nodes[index]["slots"]

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 
-from koalapy.runner.foreign_scripts import PBS, systems_of, translate_environment, translated_commands
+from koalapy.runner.foreign_scripts import HOME, TRANSLATED, systems_of, translate_environment, translated_commands
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
@@ -92,7 +92,7 @@ class ScriptHead(Role):
             environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
         require_program(interpreter[0], environment)
         command = [*interpreter, path, *plan.context["command"][1:]]
-        if PBS in systems_of(environment):  # it starts scripts in the home folder
+        if HOME in environment.get(TRANSLATED, "").split():
             command = ["/bin/sh", "-c", 'cd "${HOME:-/}" && exec "$@"', "sh", *command]
         self._script = runner.spawn(command, environment)
         runner.report_running()
@@ -182,8 +182,9 @@ class ScriptHead(Role):
     def _handle_call(self, call: Call, request: dict[str, Any]) -> None:
         """Start a step for a call of ``mpirun``, or let it wait for others to end."""
         try:
-            if request.get("nodes") and request["hosts"] is None:
-                request["hosts"] = self._choose_hosts(request["nodes"], is_here=bool(call.input_file))
+            is_counted = request.get("nodes") and request["hosts"] is None
+            chosen = self._choose_nodes(request["nodes"], is_here=bool(call.input_file)) if is_counted else None
+            request["indices"] = chosen
             slots = distribute_ranks(self._plan, request)
             environment = {
                 **{k: v for k, v in request["parameters"].items() if self._runner.environment.get(k) != v},
@@ -205,16 +206,15 @@ class ScriptHead(Role):
         call.on_gone = lambda: self._waiting.remove((call, order))
         self._start_steps()
 
-    def _choose_hosts(self, count: int, *, is_here: bool) -> dict[str, None]:
-        """Return the hosts of so many nodes for a step of Slurm: those with the fewest ranks of other steps.
+    def _choose_nodes(self, count: int, *, is_here: bool) -> list[int]:
+        """Return the indices of so many nodes for a step of Slurm: those with the fewest ranks of other steps.
 
         ``is_here``: this node is one of them.
         """
         busy = [sum(step.slots[index] for step in self._steps.values()) for index in range(len(self._plan.nodes))]
         if is_here:
             busy[self._plan.index] = -1
-        chosen = sorted(range(len(busy)), key=busy.__getitem__)[:count]
-        return {self._plan.nodes[index]["host"]: None for index in chosen}
+        return sorted(sorted(range(len(busy)), key=busy.__getitem__)[:count])
 
     def _start_steps(self) -> None:
         """Start waiting steps as far as others do not occupy all places."""

@@ -208,7 +208,10 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
         ("#$ -P climate", "--account climate"),
         ("#$-N name", "--name name"),
         ("#$ -S /bin/bash", "the script's first line names its interpreter"),
-        ("#$ -o logs/$JOB_NAME.${JOB_ID}.$TASK_ID.log", "--output logs/%x.%A.%a.log (on the cluster of the script)"),
+        (
+            "#$ -cwd -o logs/$JOB_NAME.${JOB_ID}.$TASK_ID.log",
+            "--output logs/%x.%A.%a.log (on the cluster of the script)",
+        ),
         ("#$ -t 1-9 -tc 3", "--array 1-9%3"),
         ("#$ -tc 3 -t 1-9", "--array 1-9%3"),
         ("#$ -t 1-100:2 -tc 10", "--array 1-100:2%10"),
@@ -216,7 +219,7 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
         ("#$ -pe smp 4 -l h_vmem=2G", "--memory 8GiB (on each node)"),
         ("#$ -t 1-9 -o /tmp/", "--output /tmp/%x.o%A.%a (on the cluster of the script)"),
         ("#$ -e /tmp", "--error /tmp/%x.e%A (on the cluster of the script)"),
-        ("#$ -j y -o a -e b", "errors are in the output, by -j"),
+        ("#$ -cwd -j y -o a -e b", "errors are in the output, by -j"),
         ("#$ -S '/bin/bash -l'", "the script's first line names its interpreter"),
         ("#SBATCH --err=a", "--error a (on the cluster of the script)"),
         ("#SBATCH -o %J-%x", "--output %j-%x (on the cluster of the script)"),
@@ -238,6 +241,28 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
         ("#BSUB -oo log.%J", "--output log.%A (on the cluster of the script)"),
         ('#BSUB -gpu "num=2:mode=shared"', "--gpus 2 (on each node)"),
         ("#$ -l s_rt=50,h_rt=60", "--walltime 1m"),
+        ("#$ -l h_rt=1:0:0,h_vmem=4G", "--memory 4GiB (on each node)"),
+        ("#$ -pe smp 2 -l h_vmem=4g", "--memory 8GB (on each node)"),
+        ("#$ -l h_vmem=4000000000", "--memory 4000000000B (on each node)"),
+        ("#$ -l gpu=1", "--gpus 1 (on each node)"),
+        ("#$ -cwd -o log", "--output log (on the cluster of the script)"),
+        ("true\n#$ -t 1-4", "--array 1-4"),
+        ("#SBATCH--mincpus=4", "--cores 4"),
+        ("#SBATCH\t--mincpus=4\t# why", "--cores 4"),
+        ("#SBATCH -vn1", "--flexible 1 --ppn 1"),
+        ("#SBATCH --exclusive=user", "jobs get whole nodes"),
+        ("#PBS -l nodes=2,mem=8000000000", "--memory 4000000000B (on each node)"),
+        ("  #PBS -N name", "--name name"),
+        ("#PBS -VN name", "--name name"),
+        ("#PBS -joe", "errors are in the output without -e"),
+        ("#PBS -J 1-4 -o out.^array_index^", "--output out.%a (on the cluster of the script)"),
+        ("#PBS -d /tmp", "--chdir /tmp"),
+        ("#PBS -l procs=1", "--flexible 1 --ppn 1"),
+        ('#BSUB -env "all, A=1"', "--export ALL,A=1"),
+        ('#BSUB -Jd "two words" -ul', "koalapy ignores it"),
+        ("#BSUB -Ne -u a@b.org", "--mail-type fail"),
+        ("#BSUB -nnodes 2", "--ppn 1 --flexible 2"),
+        ("#BSUB -n1", "--flexible 1 --ppn 1"),
     ],
 )
 def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any, line: str, meaning: str) -> None:
@@ -292,6 +317,29 @@ def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any,
         ("#BSUB -a mpich2", "MPI is Open MPI"),
         ("#$ -S /bin/sh", "the script's first line names /bin/bash: write #!/bin/sh there, or leave out -S"),
         ("#$ -o $HOME/logs/", "name a file for --output with %x for the job's name"),
+        ("#SBATCH --array=[1-3]", "give indices, as 1-10"),
+        ("#BSUB -o logs/", "it is a folder: name a file"),
+        ("#$ -o log", "it is relative to the home folder: add #$ -cwd, or write the whole path"),
+        ("#$ -pe smp 4 -l gpu=1", "sites count it for a slot or for the job: use --gpus"),
+        ("#$ -q a.q,b.q", "koalapy takes one partition: use --partition a.q"),
+        ("#$ -q a.q@n1", "koalapy takes the name of one partition"),
+        ("#$ -cwd folder", "it has no value: write what follows as an option of its own"),
+        (" #$ -N name", "it counts only without blanks before it"),
+        (" #SBATCH -c 4", "it counts only without blanks before it"),
+        ("#$ -v \"A=1,B='x,C=y'\"", "systems read quotes in a list differently: write #KOALA --env NAME=VALUE"),
+        ('#PBS -v A=1,B="x,C=y"', "systems read quotes in a list differently"),
+        ('#SBATCH --export=ALL,B="x,C=y"', "systems read quotes in a list differently"),
+        ("#PBS -o host:/tmp/out", "the file is on the cluster of the script: leave out the host"),
+        ("#PBS -q a,b", "koalapy takes one partition: use --partition a"),
+        ("#PBS -l select=1:ncpus=1:mem=4gw", "it is no amount of memory"),
+        ("#PBS -V word", "it has no value"),
+        ("#BSUB -outdir logs", "write the folder in the names of -o and -e"),
+        ("#BSUB -onames", "koalapy has no such option"),
+        ("#BSUB -W 1:30:00", "it is no time of LSF: use --walltime, as 90m or 1:30:00"),
+        ("#BSUB -M 4000", "its unit and its processes differ between sites: use --memory"),
+        ("#BSUB -n 8,16", "give one number"),
+        ('#BSUB -q "a b"', "koalapy takes one partition: use --partition a"),
+        ("#BSUB -L /bin/bash", "the script's first line names /bin/bash: write #!/bin/bash -l there, or leave out -L"),
     ],
 )
 def test_translated_line_without_meaning_is_rejected(koala: Koala, write_script: Any, line: str, reason: str) -> None:
@@ -322,6 +370,47 @@ def test_lines_of_untranslated_systems_are_reported(koala: Koala, write_script: 
     ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#PBS -N a\n#OAR -n a\n"))
     assert "job.sh has 1 line #PBS for PBS, which has no effect: add --translate to use them" in ended.err
     assert "job.sh has 1 line #OAR for OAR, which has no effect: koalapy translates no lines of OAR" in ended.err
+
+
+def test_translated_line_after_a_command_counts_as_its_system_reads_it(koala: Koala, write_script: Any) -> None:
+    slurm = write_script(f"{HEAD}#SBATCH -N 1\ncat >next.sh <<END\n#$ -t 1-4\n#PBS -N other\nEND\n")
+    ended = koala("submit", "--json", "--translate", slurm)
+    assert "line 4: it has no effect, since it follows a command" in ended.err
+    assert "line 5: it has no effect, since it follows a command" in ended.err
+    assert json.loads(ended.out)["tasks"] is None
+    ended = koala("submit", "--translate", write_script(f"{HEAD}#BSUB -n 1\ntrue\n#BSUB -W 10\n"))
+    assert "line 4: #BSUB -W 10 → NOT UNDERSTOOD: it follows a command: move it before, or remove it" in ended.err
+    assert ended.code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("#PBS -N name", "pbs home"),
+        ("#$ -N name", "grid-engine home"),
+        ("#$ -N name -cwd", "grid-engine"),
+        ("#$ -N name -wd /tmp", "grid-engine"),
+        ("#PBS -N name -d /tmp", "pbs"),
+        ("#PBS -N name\n#KOALA --chdir /tmp", "pbs"),
+        ("#PBS -N name\n#SBATCH -N 1", "slurm pbs"),
+        ("#BSUB -J name", "lsf"),
+    ],
+)
+def test_translated_script_starts_in_the_home_folder_if_no_line_names_one(
+    koala: Koala, write_script: Any, lines: str, words: str
+) -> None:
+    path = write_script(f"{HEAD}{lines}\n")
+    assert read_job(koala, "--translate", path)["environment"]["KOALA_TRANSLATED"] == words
+    chosen = read_job(koala, "--translate", "--chdir", "/tmp", path)["environment"]["KOALA_TRANSLATED"]
+    assert chosen == words.removesuffix(" home")
+
+
+@pytest.mark.parametrize(("line", "is_noted"), [("#SBATCH -N 1", 1), ("#BSUB -n 1", 1), ("#SBATCH --export=NONE", 0)])
+def test_translated_script_notes_that_variables_are_not_passed(
+    koala: Koala, write_script: Any, line: str, is_noted: int
+) -> None:
+    ended = koala("submit", "--translate", "--flexible", "1", write_script(f"{HEAD}{line}\n"))
+    assert ended.err.count("no line says which variables are passed → none") == is_noted
 
 
 @pytest.mark.parametrize("line", ["#SBATCH -n 4", "#$ -pe mpi 4", "#BSUB -n 4"])
@@ -392,6 +481,9 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         ("#PBS", "pbsdsh hostname", "pbsdsh does not know the job's other clusters"),
         ("#BSUB", "echo $LSB_JOBNAME", "$LSB_JOBNAME is not set, since it describes one cluster only: use the name"),
         ("#BSUB", "bsub < next.sh", "bsub does not know"),
+        ("#SBATCH", "A=1 B=2 /usr/bin/sbatch next.sh", "/usr/bin/sbatch does not know"),
+        ("#SBATCH", "/usr/bin/srun ./x", "/usr/bin/srun does not know the job's other clusters: use srun"),
+        ("#PBS", "$MPI/bin/mpirun ./x", "$MPI/bin/mpirun does not know the job's other clusters: use mpirun"),
     ],
 )
 def test_translated_script_that_needs_what_it_does_not_get_is_rejected(

@@ -25,6 +25,9 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (SNAKEMAKE,) = re.findall(r"```text\n(snakemake .*?)```", PAGE, re.DOTALL)
 (MPI_RULE,) = re.findall(r"```text\n(rule solve:.*?)```", PAGE, re.DOTALL)
 (PARALLEL,) = re.findall(r"```text\n(parallel .*?)```", PAGE, re.DOTALL)
+(TORCHRUN,) = re.findall(
+    r"```text\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8"), re.DOTALL
+)
 (PARALLEL_SCRIPT,) = re.findall(r"```text\n(#!/bin/bash\n#SBATCH .*?)```", PAGE, re.DOTALL)
 PYTHON = os.environ.get("WORKFLOW_PYTHON", sys.executable)
 RULES = """
@@ -39,6 +42,17 @@ rule simulate:
 FAILING_RULE = """
 rule fail:
     shell: "exit 3"
+"""
+TRAINING = """
+import os
+import torch
+from torch import distributed
+
+distributed.init_process_group("gloo")
+ranks = torch.tensor([distributed.get_rank()])
+distributed.all_reduce(ranks)
+print(f"sum {ranks.item()} on {os.environ['KOALA_CLUSTER']}")
+distributed.destroy_process_group()
 """
 SUMS = "sum of squares: 328350\n"
 PRINTED = {"dask_jobqueue": SUMS, "parsl": SUMS, "psij": "COMPLETED 0\nFAILED 3\nCANCELED None\n"}
@@ -124,3 +138,24 @@ def test_program_of_page_computes_on_the_grid(embedded: EmbeddedGrid, tmp_path: 
     (tmp_path / "program.py").write_text(program)
     ran = run(embedded, tmp_path, PYTHON, "program.py")
     assert (ran.returncode, ran.stdout) == (0, PRINTED[module]), ran.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.mpi
+def test_torchrun_in_a_translated_script_spans_clusters(embedded: EmbeddedGrid, tmp_path: Path) -> None:
+    require("torch")
+    (tmp_path / "job.sh").write_text(TORCHRUN)
+    (tmp_path / "train.py").write_text(TRAINING)
+    options = [
+        "--fixed",
+        "north:1,south:1",
+        "--export",
+        "PATH",
+        "--env",
+        "GLOO_SOCKET_IFNAME=lo",
+        "--stage",
+        "train.py",
+    ]
+    ran = run(embedded, tmp_path, "koala", "submit", "--translate", "--wait", *options, "job.sh")
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert sorted(re.findall(r"sum \d+ on \w+", ran.stdout)) == ["sum 6 on north"] * 2 + ["sum 6 on south"] * 2

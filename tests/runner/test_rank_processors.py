@@ -12,7 +12,7 @@ import pytest
 from koalapy.runner import rank_processors
 from koalapy.runner.exec_guard import write_rank_script
 from koalapy.runner.plan import Plan
-from koalapy.runner.rank_processors import binding_lines, check_processors, sort_by_core
+from koalapy.runner.rank_processors import binding_lines, check_processors, distribute_ranks, sort_by_core
 from koalapy.runner.settings import Failure
 from tests.runner.conftest import MPI_ENVIRONMENT, SERIES_4, FakeAgent, make_plan
 
@@ -134,3 +134,11 @@ async def test_program_with_too_many_processors_ends_with_its_fault(agent: FakeA
         end = await node.expect("exit")
         assert (end["code"], end["infrastructure"]) == (2, False)
     assert b"too few for a rank with" in nodes[0].output
+
+
+def test_chosen_nodes_with_one_host_name_on_two_clusters_get_ranks_by_index() -> None:
+    plan = plan_of(2, None)
+    plan.nodes.append({**plan.nodes[0], "cluster": "south"})
+    request: dict[str, Any] = {"hosts": None, "clusters": None, "per_node": None, "ranks": 1, "oversubscribe": False}
+    assert distribute_ranks(plan, {**request, "indices": [1]}) == [0, 1]
+    assert distribute_ranks(plan, {**request, "indices": None}) == [1, 0]

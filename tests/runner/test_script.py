@@ -463,7 +463,7 @@ async def test_translated_script_has_variables_of_pbs_and_lsf_in_the_home_folder
     text = """pwd >started; (cd $PBS_O_WORKDIR; pwd); cat started; sort $PBS_NODEFILE | uniq -c
 echo $PBS_NP $PBS_ARRAY_INDEX $PBS_JOBID $PBS_ENVIRONMENT
 echo $LSB_MCPU_HOSTS, $LSB_JOBID $LSB_JOBINDEX; cmp $LSB_DJOB_HOSTFILE $PBS_NODEFILE && bsub; echo $?"""
-    systems = {**SLURM, "KOALA_TRANSLATED": "pbs lsf", "HOME": str(tmp_path), "PBS_O_WORKDIR": "/missing"}
+    systems = {**SLURM, "KOALA_TRANSLATED": "pbs lsf home", "HOME": str(tmp_path), "PBS_O_WORKDIR": "/missing"}
     nodes = await start_translated(agent, text, slots=2, **systems)
     await end_of(nodes)
     start, *lines = [" ".join(line.split()) for line in output_of(nodes)]
@@ -472,6 +472,13 @@ echo $LSB_MCPU_HOSTS, $LSB_JOBID $LSB_JOBINDEX; cmp $LSB_DJOB_HOSTFILE $PBS_NODE
     assert lines[3:5] == ["4 3 7 PBS_BATCH", "127.0.1.1 2 127.0.2.1 2, 12 3"]
     assert "bsub is not available in a translated script" in lines[5]
     assert lines[6] == "127"
+
+
+async def test_translated_script_without_home_starts_in_the_folder_of_the_job(agent: FakeAgent, tmp_path: Path) -> None:
+    systems = {**SLURM, "KOALA_TRANSLATED": "pbs", "HOME": str(tmp_path)}
+    nodes = await start_translated(agent, "pwd", **systems)
+    await end_of(nodes)
+    assert output_of(nodes) not in ([], [str(tmp_path)])
 
 
 async def test_mpirun_of_translated_script_passes_its_variables(agent: FakeAgent) -> None:

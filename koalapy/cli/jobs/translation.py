@@ -21,7 +21,14 @@ from koalapy.cli.jobs.script_file import (
     split_words,
 )
 from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear, UnknownNodes, split_resource
+from koalapy.cli.terminal.foreign_options import (
+    FOREIGN_OPTIONS,
+    VALUES,
+    ForeignOption,
+    Unclear,
+    UnknownNodes,
+    split_resource,
+)
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
@@ -29,6 +36,7 @@ from koalapy.runner.foreign_scripts import (
     AT_SUBMISSION,
     COMMANDS,
     GRID_ENGINE,
+    HOME,
     LSF,
     PBS,
     SLURM,
@@ -105,7 +113,11 @@ def translate_lines(
     ``ranks_on``: a value of ``RANKS_ON``, for lines that do not say how many nodes.
     Raise ``GridError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
     """
-    directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
+    texts, head = script.text.splitlines(), len(list(script.head))
+    systems_of_head = {entry.prefix for n, text in script.head for entry in _read_line(n, text, script.name)}
+    also = tuple(p for p in (QSUB, BSUB) if p in systems_of_head or not systems_of_head)  # count after commands, too
+    lines = [(n, text) for n, text in enumerate(texts, 1) if n <= head or text.startswith(also)]
+    directives = [entry for number, text in lines for entry in _read_line(number, text.strip(), script.name)]
     by_prefix = {prefix: {e.key: e for e in directives if e.prefix == prefix} for prefix in OPTIONS}
     _translate_task_counts(_refuse_parts([entry for entry in directives if entry.prefix == SBATCH]), ranks_on)
     _combine_lsf(by_prefix[BSUB])
@@ -114,6 +126,12 @@ def translate_lines(
     _combine_queues({**by_prefix[QSUB], **by_prefix[PBS_LINE]})
     _check_interpreter(script, directives)
     _check_mail(directives)
+    for entry in directives:
+        if texts[entry.number - 1][0].isspace() and entry.prefix != PBS_LINE:
+            entry.reject("it counts only without blanks before it: remove them, or the line")
+        elif entry.number > head and entry.prefix == BSUB:
+            entry.reject("it follows a command: move it before, or remove it")
+    start = _find_start(directives)
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
     for entry in directives:
@@ -129,15 +147,16 @@ def translate_lines(
             options = add_words(options, ["--ppn", "1"], script.name, refused)
         options = add_words(options, ["--flexible", "1"], script.name, refused)
     systems = tuple(SYSTEMS[prefix] for prefix in SYSTEMS if any(entry.prefix == prefix for entry in directives))
+    if {SLURM, LSF} & {*systems} and not any(entry.name in ("--export", "-env") for entry in directives):
+        print_note("  no line says which variables are passed → none, unless #KOALA lines or options do (--export ALL)")
     unmet = [*_find_variables(script, systems), *_find_commands(script, systems), *_find_srun_options(script, systems)]
     for number, text in unmet:
         print_note(f"  line {number}: NOT UNDERSTOOD: {text}")
     if "mpirun" in script.text:
         for number in (number for number, line in _commands_of(script) if MODULE.search(line)):
             print_note(f"  line {number}: a module may put its own mpirun first in PATH: use koala mpirun")
-    head = {number for number, _ in script.head}
-    for number in (number for prefix in OPTIONS for number in script.lines_with(prefix)):
-        if number not in head:
+    for number in (number for prefix in OPTIONS if prefix not in also for number in script.lines_with(prefix)):
+        if number > head:
             print_note(f"  line {number}: it has no effect, since it follows a command")
     if unclear := sorted({entry.number for entry in directives if not entry.is_understood} | {n for n, _ in unmet}):
         if len(unclear) == 1:
@@ -145,22 +164,41 @@ def translate_lines(
         else:
             subject, hint = f"lines {', '.join(map(str, unclear))} are", "change them, or write #KOALA lines instead"
         raise GridError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
-    return options, systems
+    if start:
+        print_note("  no line names a folder → the script starts in the home folder, unless --chdir names another")
+    return options, (*systems, *start)
 
 
-SIZES = ("--nodes", "--ntasks", "-pe", "-l nodes", "-l select", "-l ncpus", "-n")
+SIZES = ("--nodes", "--ntasks", "-pe", "-l nodes", "-l select", "-l ncpus", "-l procs", "-n", "-nnodes")
 """Keys of directives that say how many nodes or slots a job has."""
+INTERPRETERS = {QSUB: "-S", PBS_LINE: "-S", BSUB: "-L"}
+"""By prefix: the option that names the interpreter; for LSF, a login shell that gives the environment."""
+
+
+def _find_start(directives: list[Directive]) -> tuple[str, ...]:
+    """Return ``HOME`` if the script starts in the home folder. Reject names of files that are relative to it."""
+    if any(e.prefix not in (QSUB, PBS_LINE) or e.name == "-cwd" or "--chdir" in e.words for e in directives):
+        return ()
+    for entry in directives:
+        is_file = entry.prefix == QSUB and entry.words[:1] in (["--output"], ["--error"])
+        if is_file and not entry.words[1].startswith("/"):
+            entry.reject("it is relative to the home folder: add #$ -cwd, or write the whole path")
+    return (HOME,) if directives else ()
 
 
 def _check_interpreter(script: Script, directives: Iterable[Directive]) -> None:
     """Reject an interpreter of another line that is not that of the script's first line."""
     first = script.text.partition("\n")[0].removeprefix("#!").strip()
     shells = {os.path.basename(word) for word in first.split()}
+    is_login = re.search(" (-[a-z]*l|--login)\\b", first)
     for entry in directives:
-        if entry.name in ("-S", "-L") and entry.prefix in (QSUB, PBS_LINE, BSUB):
-            if entry.value and os.path.basename(entry.value.split()[0]) in shells:
-                continue
-            entry.reject(f"the script's first line names {first}: write #!{entry.value} there, or leave out -S")
+        if entry.name != INTERPRETERS.get(entry.prefix):
+            continue
+        shell, login = entry.value, " -l" if entry.prefix == BSUB else ""
+        if not shell or os.path.basename(shell.split()[0]) not in shells or (login and not is_login):
+            entry.reject(
+                f"the script's first line names {first}: write #!{shell}{login} there, or leave out {entry.name}"
+            )
 
 
 def _check_mail(directives: Iterable[Directive]) -> None:
@@ -222,22 +260,22 @@ def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -
     elif nodes and "--ntasks-per-node" not in directives:
         directives["--nodes"].words += ["--ppn", "1"]
     ranks, cpus = per_node or 1, read("--cpus-per-task") or 1
-    for name, option, part, count in (
-        ("--gpus", "--gpus-per-node", 1, nodes),
-        ("--gpus-per-task", "--gpus-per-node", ranks, 1),
-        ("--mem-per-cpu", "--mem", ranks * cpus, 1),
+    for name, kind, part, count in (
+        ("--gpus", "gpus", 1, nodes),
+        ("--gpus-per-task", "gpus", ranks, 1),
+        ("--mem-per-cpu", "memory", ranks * cpus, 1),
     ):
         if name in directives and nodes and count:
-            _resolve_amount(directives[name], OPTIONS[SBATCH][option], part, count)
+            _resolve_amount(directives[name], kind, directives[name].value, part, count)
 
 
-def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divisor: int, value: str = "") -> None:
-    """Set the meaning of an amount of which each node has ``factor / divisor``; ``value``: other than the entry's."""
+def _resolve_amount(entry: Directive, kind: str, value: str, factor: int, divisor: int) -> None:
+    """Set the meaning of an amount, a value of a kind of ``VALUES``, of which each node has ``factor / divisor``."""
     try:
-        (option, amount), remark = of_node.translate(value or entry.value)
+        (option, amount), remark = VALUES[kind](value, "")
     except (Unclear, ValueError):
         return
-    number = re.search(r"^\d+(?=[KMGT]iB$)|\d+$", amount)
+    number = re.search(r"^\d+(?=[KMGT]?i?B$)|\d+$", amount)
     if number and int(number[0]) * factor % divisor == 0:
         of_each = str(int(number[0]) * factor // divisor)
         entry.resolve([option, f"{amount[: number.start()]}{of_each}{amount[number.end() :]}"], remark)
@@ -275,10 +313,12 @@ def _combine_queues(directives: Mapping[str, Directive]) -> None:
         of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "virtual_free", "vf") or (
             key == "-l mem" and entry.prefix == QSUB
         )
+        nodes, ranks = _number_after("--flexible", words), _number_after("--ppn", words)
         if words and (of_slot or key == "-l mem"):
-            factor, divisor = (_number_after("--ppn", words), 1) if of_slot else (1, _number_after("--flexible", words))
-            memory = OPTIONS[SBATCH]["--mem"]
-            _resolve_amount(entry, memory, factor, divisor, split_resource(entry.value)[1])
+            kind, factor, divisor = ("memory of Grid Engine", ranks, 1) if of_slot else ("memory of PBS", 1, nodes)
+            _resolve_amount(entry, kind, split_resource(entry.value)[1], factor, divisor)
+        if entry.prefix == QSUB and "--gpus" in entry.words and nodes * ranks > 1:
+            entry.reject("sites count it for a slot or for the job: use --gpus with the GPUs of each node")
 
 
 def _combine_lsf(directives: Mapping[str, Directive]) -> None:
@@ -312,8 +352,7 @@ def note_foreign_lines(script: Script) -> None:
 def _read_line(number: int, text: str, name: str) -> list[Directive]:
     """Return the options of a line of another system; nothing for a line of none."""
     prefix = text.split(None, 1)[0] if text else ""
-    if text.startswith(f"{QSUB}-"):  # Grid Engine needs no blank
-        prefix = QSUB
+    prefix = next((known for known in OPTIONS if text.startswith(f"{known}-")), prefix)  # no blank is needed
     if prefix in UNTRANSLATED:
         reason = NO_LINES.format(system=UNTRANSLATED[prefix])
         return [Directive(number, prefix, text.removeprefix(prefix).strip(), "", remark=reason, is_understood=False)]
@@ -324,7 +363,13 @@ def _read_line(number: int, text: str, name: str) -> list[Directive]:
     directives = [Directive(number, prefix, option, value) for option, value in pairs]
     for entry in directives:
         entry.translate()
+        if entry.name in ("-v", "--export", "-env") and (QUOTED_COMMA.search(text) or re.search("['\"]", entry.value)):
+            entry.reject("systems read quotes in a list differently: write #KOALA --env NAME=VALUE for each variable")
     return directives
+
+
+QUOTED_COMMA = re.compile(r"[,=\s\"']\w+=([\"'])[^\"']*,|\\,")
+"""A value of a list of variables with a comma in quotes or after a backslash."""
 
 
 def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
@@ -337,8 +382,8 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
             name, value = word[:2], word[2:].removeprefix("=")
         matches = {o.names[0]: o for long, o in OPTIONS[SBATCH].items() if name[2:] and long.startswith(name)}
         option = OPTIONS[SBATCH].get(name) or (next(iter(matches.values())) if len(matches) == 1 else None)
-        if option is not None and option.flag:
-            value = value if equals else ""
+        if option is not None and option.flag and not equals:
+            value, words = "", [f"-{value}", *words] if value else words  # as in -vN4
         elif not equals and not value and words and not words[0].startswith("-"):
             value, words = words[0], words[1:]
         pairs.append((option.names[0] if option else name, value))
@@ -348,12 +393,16 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
 def _split_letters(words: list[str], prefix: str) -> list[tuple[str, str]]:
     """Return the options of a line of Grid Engine, PBS or LSF, each with its values, and one for each resource."""
     pairs: list[tuple[str, str]] = []
-    for word in words:
+    while words:
+        word = words.pop(0)
+        is_joined = word[2:] and (prefix == PBS_LINE or (prefix == BSUB and word[2].isdigit()))
         if not word.startswith("-") and pairs:
             option, value = pairs[-1]
             pairs[-1] = option, f"{value} {word}".strip()
-        elif prefix != QSUB and word not in OPTIONS[prefix] and word[:2] in OPTIONS[prefix]:  # as in -lwalltime=60
-            pairs.append((word[:2], word[2:]))
+        elif is_joined and word[:2] in OPTIONS[prefix]:  # as in -lwalltime=60
+            is_flag = OPTIONS[prefix][word[:2]].flag
+            pairs.append((word[:2], "" if is_flag else word[2:]))
+            words[:0] = [f"-{word[2:]}"] if is_flag else []
         else:
             pairs.append((word, ""))
     separate = {"-l": r"[^,]+", "-R": r"\w+\[[^\]]*\]|\S+"}
@@ -378,7 +427,11 @@ NAMES = {
     LSF: re.compile(r"\b(LSB_\w+|LS_SUBCWD)\b"),
 }
 """By system: its variables in a script of any language."""
-COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time)\s)\s*(%s)(?=\s|$)"
+COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time)\s)\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
+FOREIGN_MPIRUN = re.compile(
+    COMMAND % r"[^\s;&|=]*/(?:mpirun|mpiexec|srun)|mpiexec\.hydra|mpirun_rsh|mpiexec_mpt|orterun|prterun|prun"
+)
+"""Another program in place of the ``mpirun`` or ``srun`` of a translated script."""
 MODULE = re.compile(COMMAND % r"module\s+(?:load|add|restore)|ml")
 
 
@@ -410,8 +463,11 @@ def _find_variables(script: Script, systems: Iterable[str]) -> Iterator[tuple[in
 
 def _find_commands(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each use of a command of a batch system that a translated script does not have, with a remedy."""
-    pattern = re.compile(COMMAND % "|".join((*COMMANDS, "sbcast", "sgather", "sattach", "aprun")))
+    names = "|".join((*COMMANDS, "sbcast", "sgather", "sattach", "aprun"))
+    pattern = re.compile(COMMAND % rf"(?:[^\s;&|=]*/)?(?:{names})")
     for number, line in _commands_of(script) if systems else ():
+        for name in FOREIGN_MPIRUN.findall(line):
+            yield number, f"{name} does not know the job's other clusters: use {'srun' if 'srun' in name else 'mpirun'}"
         for name in pattern.findall(line):
             use = "use --stage and --collect" if name in ("sbcast", "sgather") else "use koala where you submit"
             yield number, f"{name} does not know the job's other clusters: {use}"
@@ -441,13 +497,16 @@ class LoadedScript:
     text: str
     options: ScriptOptions
     systems: tuple[str, ...] = ()
-    """Systems from which it is translated: keys of ``COUNTERPARTS``."""
+    """Systems from which it is translated: keys of ``COUNTERPARTS``; and ``HOME`` if it starts in the home folder."""
 
     def variables(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the variables of the script's systems that are known at submission; ``options``: those of the job."""
         if not self.systems:
             return {}
-        indices = TaskIndices.parse(options["array"]).ranges if options.get("array") else ()
+        try:
+            indices = TaskIndices.parse(options["array"]).ranges if options.get("array") else ()
+        except ValueError:  # the daemon rejects it
+            indices = ()
         step = indices[0].step if len(indices) == 1 else 1
         array = (indices[0].first, indices[-1].last, step) if indices else (None, None, None)
         name, folder, host = options.get("name") or self.name, os.getcwd(), socket.gethostname()
@@ -458,8 +517,10 @@ class LoadedScript:
             PBS: (name, folder, host),
             LSF: (folder, host, *array[1:]),
         }
-        pairs = [pair for system in self.systems for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
-        return {TRANSLATED: " ".join(self.systems)} | {n: str(value) for n, value in pairs if value is not None}
+        own = [system for system in self.systems if system in values]
+        pairs = [pair for system in own for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
+        words = " ".join(own if options.get("workdir") else self.systems)
+        return {TRANSLATED: words} | {n: str(value) for n, value in pairs if value is not None}
 
     def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
         """Return the options of the script as those of the command line override them, and the lines of its own."""

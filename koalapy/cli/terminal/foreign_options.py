@@ -59,6 +59,8 @@ class ForeignOption:
             if name not in self.parts:
                 raise Unclear(NO_RESOURCE.format(value))
             return self.parts[name].translate(amount)
+        if self.flag and value and value not in self.only:
+            raise Unclear("it has no value: write what follows as an option of its own")
         if self.value:
             return VALUES[self.value](value, self.use)
         if self.unclear and value not in self.only:
@@ -108,8 +110,8 @@ def _translate_slurm_time(value: str, _: str) -> Translation:
 
 
 def _translate_clock(value: str, unit: int, system: str) -> Translation:
-    """Convert ``[[hours:]minutes:]seconds`` to a walltime; ``unit``: seconds of the last number."""
-    if not re.fullmatch(r"\d+(:\d+){0,2}", value):
+    """Convert ``[[hours:]minutes:]seconds`` or ``[hours:]minutes``; ``unit``: seconds of the last number."""
+    if not re.fullmatch(r"\d+(:\d+){0,2}" if unit == 1 else r"\d+(:\d+)?", value):
         raise Unclear(f"it is no time of {system}: use --walltime, as 90m or 1:30:00")
     numbers = reversed([int(number) for number in value.split(":")])
     return _format_walltime(sum(number * unit * 60**power for power, number in enumerate(numbers)))
@@ -167,7 +169,7 @@ def _translate_chunks(value: str, _: str) -> Translation:
     if threads != "1":
         words += _translate_number(threads, "--cpus-per-rank")[0]
     if memory := resources.pop("mem", ""):
-        words += _translate_memory(memory, "")[0]
+        words += VALUES["memory of PBS"](memory, "")[0]
     if gpus := resources.pop("ngpus", ""):
         words += _translate_gpus(gpus, "")[0]
     if resources:
@@ -219,7 +221,11 @@ def _translate_new_file(value: str, use: str) -> Translation:
 def _translate_partition(value: str, use: str) -> Translation:
     if not value:
         raise Unclear("its value is missing")
-    first, *others = value.split(",")
+    first, *others = re.split(r"[,\s]+", value)
+    if re.search(r"[@*?!&|]", first):
+        raise Unclear(
+            "koalapy takes the name of one partition: use --partition, or leave it out so that koalapy chooses"
+        )
     if others:
         raise Unclear(f"koalapy takes one partition: use --partition {first}, or leave it out so that koalapy chooses")
     return [use, first], ""
@@ -230,11 +236,16 @@ def _translate_file(value: str, use: str) -> Translation:
     value = re.sub("%[uJ]", lambda match: getpass.getuser() if match[0] == "%u" else "%j", value)
     if pattern := find_unknown_pattern(value):
         raise Unclear(f"koalapy does not replace {pattern} in {use}: use %j, %A, %a or %x")
+    if value.endswith("/"):
+        raise Unclear("it is a folder: name a file, as in logs/%j.out")
     return [use, value], "on the cluster of the script"
 
 
 def _translate_grid_engine_file(value: str, use: str) -> Translation:
     """Return a file for output with koalapy's patterns for variables of Grid Engine and PBS."""
+    if re.match(r"[^/:]+:", value):
+        raise Unclear("the file is on the cluster of the script: leave out the host")
+    value = value.replace("^array_index^", "%a")
     value = re.sub(r"\$\{?(\w+)\}?", lambda match: _PATTERNS.get(match[1], match[0]), value.removeprefix(":"))
     if value.endswith("/") or os.path.isdir(value):
         value = f"{value.rstrip('/')}/%x.{use[2]}%A"
@@ -266,13 +277,16 @@ def _translate_constraint(value: str, _: str) -> Translation:
     return [word for name in value.split("&") for word in ("--feature", name)], ""
 
 
-def _translate_memory(value: str, _: str) -> Translation:
+def _translate_memory(value: str, unit: str, decimal: str = "") -> Translation:
+    """Convert an amount of memory; ``unit``: that of a number alone, ``decimal``: letters that count by 1000."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", value, re.IGNORECASE)
     if match is None:
-        raise Unclear("it is no memory of Slurm: use --memory, as 16GB")
+        raise Unclear("it is no amount of memory: use --memory, as 16GB")
     if int(match[1]) == 0:
         return [], "jobs have all memory of their nodes"
-    return ["--memory", f"{match[1]}{(match[2] or 'M').upper()}iB"], "on each node"
+    letter = match[2] or unit
+    suffix = "iB" if letter and letter not in decimal else "B"
+    return ["--memory", f"{match[1]}{letter.upper()}{suffix}"], "on each node"
 
 
 def _translate_mail(names: Sequence[str], events: Mapping[str, Sequence[str]]) -> Translation:
@@ -295,7 +309,7 @@ def _translate_signal(value: str, _: str) -> Translation:
 def _translate_export(value: str, _: str) -> Translation:
     if not value:
         raise Unclear("its value is missing")
-    names = [name for name in value.split(",") if name.upper() not in ("NONE", "NIL")]
+    names = [name.strip() for name in value.split(",") if name.upper() not in ("NONE", "NIL")]
     others = [name for name in names if name.upper() != "ALL"]
     if not names:
         return [], "koalapy does so by default"
@@ -330,7 +344,9 @@ VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "gres": _translate_gres,
     "gpus": _translate_gpus,
     "constraint": _translate_constraint,
-    "memory": _translate_memory,
+    "memory": lambda value, _: _translate_memory(value, "M"),
+    "memory of PBS": lambda value, _: _translate_memory(value, ""),
+    "memory of Grid Engine": lambda value, _: _translate_memory(value, "", decimal="kmgt"),
     "mail": lambda value, _: _translate_mail(value.upper().split(","), _MAIL),
     "mail letters": lambda value, _: _translate_mail(list(value), _MAIL_LETTERS),
     "signal": _translate_signal,
