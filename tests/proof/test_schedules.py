@@ -22,6 +22,12 @@ def test_running_program_of_unknown_job_is_not_given_up() -> None:
     assert run_schedule(1050, elements=needed).violations == []
 
 
+def test_job_that_ended_out_of_reach_may_fail_by_the_end_of_its_reservation() -> None:
+    """A partition hides that its program has succeeded, and its reservation ends before the next attempt."""
+    needed = [Element("job2", 1.2691443047813622, "reserved"), Element("fault0", 67.73343775426554, "long cut")]
+    assert run_schedule(3017, elements=needed).violations == []
+
+
 def test_schedule_with_same_seed_repeats_exactly() -> None:
     assert run_schedule(2).trace == run_schedule(2).trace
 
