@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple, Self, get_args
@@ -20,7 +21,8 @@ CREATE INDEX facts_by_key ON facts (json_extract(content, '$.key')) WHERE kind =
 """
 _USES = """
 SELECT source, json_extract(content, '$.cluster') AS cluster, node.value AS node, json_extract(content, '$.kind'), job,
-    json_extract(content, '$.attempt'), json_extract(content, '$.begin') AS begin, json_extract(content, '$.end'),
+    json_extract(content, '$.attempt'), CASE WHEN json_extract(content, '$.part') LIKE 'rank %' THEN 'ranks'
+    ELSE json_extract(content, '$.part') END, json_extract(content, '$.begin') AS begin, json_extract(content, '$.end'),
     json_extract(content, '$.has_ended'), facts.rowid
 FROM facts, json_each(content, '$.nodes') AS node WHERE kind = 'Run' AND begin IS NOT NULL
 ORDER BY source, cluster, node, begin
@@ -33,6 +35,8 @@ class NodeUse(NamedTuple):
     kind: str
     job: int
     attempt: int
+    part: str
+    """Its component; equal for all ranks, since several may run on a node."""
     begin: float
     last_moment: float | None
     fact: int
@@ -96,17 +100,14 @@ class Evidence:
                         evidence.record = record
             yield evidence
 
-    def newest_job(self) -> int:
-        """Return the highest id of a job in the database; 0 without a job."""
-        rows = self._database.execute("SELECT coalesce(max(job), 0) FROM facts WHERE kind = 'JobRecord'")
-        return int(rows.fetchone()[0])
+    @cached_property
+    def removed_to(self) -> float:
+        """The highest id of a job that may lack its record, since the daemon removes jobs by age.
 
-    def oldest_end(self) -> float:
-        """Return when the first of the jobs in the database ended; infinite without one."""
-        rows = self._database.execute(
-            "SELECT min(json_extract(content, '$.ended_at')) FROM facts WHERE kind = 'JobRecord'"
-        )
-        return inf if (end := rows.fetchone()[0]) is None else float(end)
+        Infinite without any record, as without a database.
+        """
+        has_records = self._database.execute("SELECT 1 FROM facts WHERE kind = 'JobRecord' LIMIT 1").fetchone()
+        return max((source.removed_to for source in self.sources), default=0) if has_records else inf
 
     def find_record(self, job: int) -> JobRecord | None:
         rows = self._database.execute(
@@ -136,8 +137,8 @@ class Evidence:
         for (number, *_), group in groupby(self._database.execute(_USES), key=lambda row: row[:3]):
             source = self.sources[number]
             uses = (
-                NodeUse(kind, job, attempt, begin, end if has_ended else source.read_at, fact)
-                for *_, kind, job, attempt, begin, end, has_ended, fact in group
+                NodeUse(kind, job, attempt, part, begin, end if has_ended else source.read_at, fact)
+                for *_, kind, job, attempt, part, begin, end, has_ended, fact in group
             )
             yield source, uses
 

@@ -29,6 +29,8 @@ class Source:
     """Seconds by which its clock may differ from that of another machine."""
     since: float = 0.0
     """It knows nothing of what began before."""
+    removed_to: int = 0
+    """Highest id of a job that it has removed by age, with others of lower ids; 0: none."""
     read_at: float = FAR_FUTURE
     """When it was read: an interval without an end lasts at least until then."""
 
@@ -84,7 +86,7 @@ class Run:
     unreachable: bool = False
     """Of a claim: whether it was given up while its cluster was out of reach, so that its end was not reported."""
     lease_over_at: float | None = None
-    """Of a claim: when the daemon counted its lease or walltime as certainly over."""
+    """Of a claim that counted as lost: when its lease or walltime was certainly over."""
 
     @property
     def last_moment(self) -> float | None:

@@ -26,9 +26,6 @@ CLAIM_LATENESS_S = 30.0
 REPORT_LATENESS_S = 5.0
 """Seconds within which an agent reports the end of a program."""
 _CHUNK = 1000
-_LOST = re.compile(r"not heard of for|was declared lost|is out of reach|knows nothing of it")
-"""Occurs in a timeline entry about a component with an end that its cluster has not reported."""
-_LEASE_OVER = re.compile(r"its (lease|walltime) is over")
 _NAME = re.compile(r"koala-([^-]+)-(\d+\.\d+\.\d+(?:\.[a-z0-9]+)?)")
 _OUTPUT = re.compile(r"(.+)@(\d+)")
 _ENDED_CLAIMS = ("placed", "delivering", "ended")
@@ -77,7 +74,8 @@ class GridFiles:
 def read_grid(files: GridFiles) -> Iterator[Fact]:
     """Yield all facts of a grid, those of embedded clusters included. The grid may be running.
 
-    The database is read last, so that it holds all that the other sources know. Raise ``UsageError``.
+    The database is read after all that it must hold, and before the output that is stored until a job ends. Raise
+    ``UsageError``.
     """
     url = files.database or f"sqlite:///{files.data}/koala.db"
     instance = read_instance(url)
@@ -90,8 +88,8 @@ def read_grid(files: GridFiles) -> Iterator[Fact]:
             raise UsageError(f"the spool folder {path} does not exist", hint="check --spool")
         yield from read_spool(path, cluster, instance)
     yield from read_record(files.data / "record")
-    yield from read_output(files.data / "output")
     yield from read_database(url)
+    yield from read_output(files.data / "output")
 
 
 # The database
@@ -99,7 +97,10 @@ def read_grid(files: GridFiles) -> Iterator[Fact]:
 
 @contextmanager
 def _connect(url: str) -> Iterator[Connection]:
-    """Open a database of SQLite or PostgreSQL for one read-only snapshot. Raise ``UsageError``."""
+    """Open a database of SQLite or PostgreSQL in a read-only transaction. Raise ``UsageError``.
+
+    All statements see one snapshot. Keep it short: it keeps the daemon from reusing the space of its log.
+    """
     try:
         parts = make_url(url)
         if parts.drivername.startswith("sqlite"):
@@ -107,11 +108,13 @@ def _connect(url: str) -> Iterator[Connection]:
                 raise UsageError(
                     f"the database {parts.database} does not exist", hint="check --data-dir and --database"
                 )
-            engine = create_engine(f"sqlite:///file:{parts.database}?mode=ro&uri=true")
+            engine, begin = create_engine(f"sqlite:///file:{parts.database}?mode=ro&uri=true"), "BEGIN"
         else:
             engine = create_engine(parts.set(drivername="postgresql+psycopg"), isolation_level="REPEATABLE READ")
+            begin = "SET TRANSACTION READ ONLY"
         try:
             with engine.connect() as connection:
+                connection.exec_driver_sql(begin)
                 yield connection.execution_options(yield_per=_CHUNK)
         finally:
             engine.dispose()
@@ -130,40 +133,27 @@ def read_instance(url: str) -> str:
 def read_database(url: str) -> Iterator[Fact]:
     """Yield what a database holds. Raise ``UsageError``."""
     with _connect(url) as connection:
-        yield from read_connection(connection)
-
-
-def read_connection(connection: Connection, clock: str = "daemon") -> Iterator[Fact]:
-    """Yield what a database holds, by an open connection that sees one snapshot."""
-    now = time.time()
-    database = Source("database", clock, read_at=now)
-    claims = replace(database, lateness_s=CLAIM_LATENESS_S)
-    yield from (_job_record(row, database) for row in _rows(connection, _JOBS))
-    for row in _rows(connection, "SELECT key, job_id FROM submissions"):
-        yield Submission(database, row["key"], row["job_id"])
-    losses: dict[tuple[int, int, int], tuple[float, str]] = {}
-    for row in _rows(connection, _LOSSES):
-        key = row["job_id"], row["generation"], row["component"]
-        if row["event"] == "output-missing":
-            yield Output(database, key[0], key[1], str(key[2]), gap_announced=True)
-        if _LOST.search(row["reason"]):
-            losses.setdefault(key, (row["at"], row["reason"]))
-    for row in _rows(connection, _COMPONENTS):
-        lost = losses.get((row["job_id"], row["generation"], row["idx"]))
-        yield _claim(row, claims, lost)
+        removed = next((row["last_job"] for row in _rows(connection, "SELECT last_job FROM lease")), 0)
+        database = Source("database", read_at=time.time(), removed_to=removed)
+        claims = replace(database, lateness_s=CLAIM_LATENESS_S)
+        yield from (_job_record(row, database) for row in _rows(connection, _JOBS))
+        for row in _rows(connection, "SELECT key, job_id FROM submissions"):
+            yield Submission(database, row["key"], row["job_id"])
+        for row in _rows(connection, _OUTPUT_GAPS):
+            yield Output(database, row["job_id"], row["generation"], str(row["component"]), gap_announced=True)
+        yield from (_claim(row, claims) for row in _rows(connection, _COMPONENTS))
 
 
 _JOBS = (
     "SELECT id, state, generation, exit_code, reason, submitted_at, ended_at, spec, tasks, array_job, array_index"
     " FROM jobs"
 )
-_LOSSES = (
-    "SELECT job_id, generation, component, event, at, reason FROM timeline"
-    " WHERE component IS NOT NULL AND event IN ('error', 'output-missing')"
+_OUTPUT_GAPS = (
+    "SELECT job_id, generation, component FROM timeline WHERE component IS NOT NULL AND event = 'output-missing'"
 )
 _COMPONENTS = (
     'SELECT c.job_id, c.generation, c."index" AS idx, c.cluster, c.size, c.state, c.hosts, c.lrm_job, c.claimed_at,'
-    " c.ended_at, c.unknown_since, c.superseded, a.nonce FROM components c"
+    " c.ended_at, c.unknown_since, c.lost_at, c.superseded, a.nonce FROM components c"
     " LEFT JOIN attempts a ON a.job_id = c.job_id AND a.generation = c.generation"
 )
 
@@ -202,9 +192,8 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
     )
 
 
-def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> Run:
-    """Return the claim of a component. ``lost``: when and why the daemon gave it up."""
-    unreachable = row["unknown_since"] is not None or lost is not None
+def _claim(row: RowMapping, source: Source) -> Run:
+    unreachable, has_ended = row["unknown_since"] is not None, row["state"] in _ENDED_CLAIMS
     return Run(
         source,
         RunKind.CLAIM,
@@ -214,14 +203,14 @@ def _claim(row: RowMapping, source: Source, lost: tuple[float, str] | None) -> R
         row["cluster"],
         row["claimed_at"],
         row["ended_at"],
-        row["state"] in _ENDED_CLAIMS or unreachable,
+        has_ended or unreachable,
         tuple(_from_json(row["hosts"])),
         row["size"],
         nonce=row["nonce"] or "",
         run_id=row["lrm_job"] or "",
         superseded=bool(row["superseded"]),
         unreachable=unreachable,
-        lease_over_at=lost[0] if lost is not None and _LEASE_OVER.search(lost[1]) else None,
+        lease_over_at=row["lost_at"] if has_ended else None,
     )
 
 
@@ -258,7 +247,8 @@ class _Reported:
 def read_record(folder: Path) -> Iterator[Run]:
     """Yield the programs that agents reported, by the daemon's record of events.
 
-    A killed daemon loses the last second of its record, so each daemon run is a source of its own.
+    A killed daemon loses the last second of its record, so each daemon run is a source of its own. Nothing is known of
+    what began before the end of its first part, if others were removed.
     """
     parts = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}
     source = Source("record of events", lateness_s=REPORT_LATENESS_S)
@@ -267,7 +257,9 @@ def read_record(folder: Path) -> Iterator[Run]:
     for began, names in groupby(sorted(parts), key=lambda name: name.partition("-")[0]):
         paths = [parts[name] for name in names]
         written_until = max(path.stat().st_mtime for path in paths)
-        source = replace(source, since=int(began) / 1000, read_at=written_until)
+        is_whole = paths[0].name.startswith(f"{began}-000001.")
+        since = int(began) / 1000 if is_whole else paths[0].stat().st_mtime
+        source = replace(source, since=since, read_at=written_until)
         for component in live.values():
             component.is_cut = True
         for step in chain.from_iterable(map(_read_steps, paths)):

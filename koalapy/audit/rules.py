@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.audit.evidence import Evidence, JobEvidence, NodeUse
-from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, format_moment
+from koalapy.audit.facts import FAR_FUTURE, Fact, JobRecord, Output, Run, RunKind, Source, format_moment
 
 LINGER_S = 60.0
-"""Seconds after a job's end in which a resource manager may still remove its jobs, and repeat failed removals."""
-MIN_RETENTION_S = 3600.0
-"""Seconds for which a daemon keeps an ended job at least."""
+"""Seconds in which the jobs of a resource manager are removed after a job's end, or as duplicates of a component."""
+REMOVED = "the database has no record of the job any more"
 MAX_FINDINGS = 1000
 """Findings that a report lists; more are counted."""
 MAX_EXAMPLES = 3
@@ -115,27 +114,46 @@ def audit_facts(facts: Iterable[Fact]) -> Report:
 @_grid_rule("submission-once")
 def check_submissions(evidence: Evidence) -> Results:
     """A keyed submission happens once: one key names one job, which exists."""
-    newest = evidence.newest_job()
     for submissions in evidence.submissions():
         jobs = sorted({submission.job for submission in submissions})
         statements = tuple(dict.fromkeys(map(str, submissions)))
         if len(jobs) > 1:
             yield Finding("submission-once", jobs[1], None, f"one submission is the jobs {jobs}", statements)
-        for job in jobs if newest else ():
+        for job in jobs:
             if evidence.find_record(job) is None:
-                yield Finding("submission-once", job, None, "it was acknowledged, and is missing", statements)
+                missing = Finding("submission-once", job, None, "it was acknowledged, and is missing", statements)
+                yield _unless_removed(missing, evidence)
+
+
+def _unless_removed(missing: Finding, evidence: Evidence) -> Finding | Gap:
+    """Return a finding about a job without a record, or a gap if the daemon may have removed the job."""
+    return Gap(missing.rule, missing.job, REMOVED) if missing.job <= evidence.removed_to else missing
 
 
 @_job_rule("attempt-once")
 def check_starts(job: JobEvidence, _: Evidence) -> Results:
-    """An attempt happens at most once: no source saw a component or rank of it start twice."""
-    starts: dict[tuple[object, ...], Run] = {}
-    for run in job.runs_of(RunKind.PROGRAM):
-        key = (run.source, run.attempt, run.part, run.cluster)
-        first = starts.setdefault(key, run)
-        is_same = first.run_id == run.run_id if first.run_id and run.run_id else first.begin == run.begin
-        if not is_same:  # else it was reported twice
+    """An attempt happens at most once: no part of it starts twice, or has two jobs of a resource manager at a time."""
+    firsts: dict[tuple[object, ...], Run] = {}
+    for run in sorted(job.runs, key=lambda run: run.begin or 0.0):
+        key = (run.source.name, run.kind, run.attempt, run.part, run.cluster)
+        first = firsts.setdefault(key, run)
+        if first is run or run.kind is RunKind.CLAIM or _are_one_start(first, run):
+            continue
+        overlap_s = min(first.last_moment or 0.0, run.last_moment or 0.0) - (run.begin or FAR_FUTURE)
+        if run.kind is RunKind.PROGRAM:
             yield Finding("attempt-once", job.job, run.attempt, f"{run.part} started twice", (str(first), str(run)))
+        elif overlap_s > LINGER_S + run.source.tolerance_to(run.source):
+            text = f"component {run.part} had two jobs of {run.cluster} at a time"
+            yield Finding("attempt-once", job.job, run.attempt, text, (str(first), str(run)))
+        else:
+            firsts[key] = run
+
+
+def _are_one_start(first: Run, run: Run) -> bool:
+    """Return whether two runs of a part are reports of one start, which the next daemon run may hear of again."""
+    if first.run_id and run.run_id:
+        return first.run_id == run.run_id
+    return first.begin == run.begin or first.source != run.source
 
 
 @_job_rule("attempts-apart")
@@ -246,7 +264,7 @@ def check_nodes(evidence: Evidence) -> Results:
             earlier = latest.get(use.kind)
             if earlier is None or (use.last_moment or 0.0) >= (earlier.last_moment or 0.0):
                 latest[use.kind] = use
-            if earlier is None or (earlier.job, earlier.attempt) == (use.job, use.attempt):
+            if earlier is None or (earlier.job, earlier.attempt, earlier.part) == (use.job, use.attempt, use.part):
                 continue
             if (earlier.last_moment or 0.0) > use.begin + source.tolerance_to(source):
                 yield from _judge_node_conflict(evidence.find_run(earlier.fact), evidence.find_run(use.fact), evidence)
@@ -254,10 +272,20 @@ def check_nodes(evidence: Evidence) -> Results:
 
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
     """Yield a finding for two runs on a node at the same time, unless both jobs share nodes."""
-    if not all((record := evidence.find_record(job)) and record.shares for job in (earlier.job, run.job)):
+    shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
+    if False in shares:
         node = min(set(earlier.nodes) & set(run.nodes))
         text = f"{node} of {run.cluster} was held by job {earlier.job} as well"
         yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
+    elif None in shares:
+        yield Gap("node-once", run.job, "the database has no record any more of a job on the same node")
+
+
+def _shares_nodes(job: int, evidence: Evidence) -> bool | None:
+    """Return whether a job accepts part of a node; None if the daemon may have removed it."""
+    if (record := evidence.find_record(job)) is not None:
+        return record.shares
+    return None if 0 < job <= evidence.removed_to else False
 
 
 @_job_rule("claim-ended")
@@ -299,15 +327,12 @@ def check_remains(job: JobEvidence, _: Evidence) -> Results:
 @_job_rule("run-recorded")
 def check_recorded(job: JobEvidence, evidence: Evidence) -> Results:
     """Nothing runs that the database does not hold: each start belongs to a component of a recorded attempt."""
-    if job.job <= 0 or not evidence.newest_job():
-        return
     runs = [run for run in job.runs if run.kind is not RunKind.CLAIM]
-    if runs and job.record is None:
-        if job.job > evidence.newest_job():
-            text = "it ran, and the database has no such job"
-            yield Finding("run-recorded", job.job, runs[0].attempt, text, (str(runs[0]),))
-        else:
-            yield Gap("run-recorded", job.job, "the database has no such job any more")
+    if job.job <= 0 or not runs:
+        return
+    if job.record is None:
+        text = "it ran, and the database has no such job"
+        yield _unless_removed(Finding("run-recorded", job.job, runs[0].attempt, text, (str(runs[0]),)), evidence)
         return
     claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
     nodes: dict[tuple[int, str], set[str]] = defaultdict(set)
@@ -350,17 +375,11 @@ def check_array(job: JobEvidence, evidence: Evidence) -> Results:
     for state, count in (("succeeded", counts.succeeded), ("failed", counts.failed)):
         if by_state[state] == count:
             continue
-        if by_state[state] < count and _may_have_removed_tasks(record, evidence):
+        if by_state[state] < count and job.job < evidence.removed_to:
             yield Gap("array-once", job.job, "the daemon may have removed tasks")
             continue
         text = f"it counts {count} tasks that {state}, and {by_state[state]} are recorded"
         yield Finding("array-once", job.job, None, text, (str(record),))
-
-
-def _may_have_removed_tasks(array: JobRecord, evidence: Evidence) -> bool:
-    """Return whether tasks may have been removed: the daemon removes jobs by age, the first that have ended first."""
-    is_young = array.source.read_at < array.submitted_at + MIN_RETENTION_S
-    return not is_young and evidence.oldest_end() >= array.submitted_at
 
 
 @_job_rule("dependency-first")

@@ -101,13 +101,13 @@ class Component:
     infrastructure: bool = False
     """Whether ``error`` is a fault of the infrastructure, not of the program (semantics 6)."""
     unknown_since: float | None = None
-    """Time of the last message from its cluster, while that is unreachable."""
+    """Time of the last message from its cluster, while that is unreachable; kept if its end was never reported."""
     lease: float | None = None
     """Seconds of the daemon's silence after which its runners end it; None: silence does not end it."""
     lost_at: float | None = None
     """Time at which it has certainly ended and counts as lost, unless its cluster reports before.
 
-    None while its cluster is reachable, and where only the agent or an operator can declare it lost.
+    None while its cluster is reachable, and where only the agent or an operator can declare it lost. Kept once lost.
     """
     submitted_at: float | None = None
     claimed_at: float | None = None

@@ -212,8 +212,10 @@ def _corrected_attempt(attempt: Attempt, now: float) -> Attempt:
     ahead = max(0.0, attempt.placed_at - now)
     planned = {"start_estimate": attempt.start_estimate, "claim_at": attempt.claim_at}
     moved = {name: time if time is None else time - ahead for name, time in planned.items()}
-    # The time of a loss is recomputed, since this daemon run has received no message yet.
-    components = tuple(replace(c, **{**_past_times(c, now), "lost_at": None}) for c in attempt.components)
+    # The time of a coming loss is recomputed, since this daemon run has received no message yet.
+    components = tuple(
+        replace(c, **_past_times(c, now) | ({} if c.has_ended else {"lost_at": None})) for c in attempt.components
+    )
     return replace(attempt, components=components, **{**_past_times(attempt, now), **moved})
 
 

@@ -1,6 +1,7 @@
 """``koala audit`` prints findings, and its exit code tells whether there are any."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,16 @@ def test_audit_with_violation_prints_evidence_and_returns_1(data: Path, capsys: 
 
 
 def test_audit_as_json_has_findings_and_what_is_not_proved(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(data / "koala.db") as database:
+        database.execute("UPDATE lease SET last_job = 7")  # removed by age
     assert audit_grid(data, accounting=[write_accounting(data, 7)], as_json=True) == Exit.OK
     report = json.loads(capsys.readouterr().out)
-    missing = {"rule": "run-recorded", "missing": "the database has no such job any more", "jobs": 1, "examples": [7]}
+    missing = {
+        "rule": "run-recorded",
+        "missing": "the database has no record of the job any more",
+        "jobs": 1,
+        "examples": [7],
+    }
     assert (report["violations"], report["not_proved"]) == (0, [missing])
 
 

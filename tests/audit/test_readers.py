@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from koalapy.audit.readers import (
     read_spool,
     token_of,
 )
+from koalapy.audit.rules import find_violations
 from koalapy.model.array import IndexRange, TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import UsageError
@@ -75,17 +77,51 @@ def test_read_database_with_running_job_yields_its_claims(stores: Stores, tmp_pa
 
 
 def test_read_database_with_lost_component_yields_when_its_lease_was_over(stores: Stores, tmp_path: Path) -> None:
+    """Whatever the timeline says of it."""
     job = make_running_job(7)
-    reasons = ["not heard of for 40 s, and its lease is over", "north was declared lost", "the program crashed"]
-    entries = [
-        TimelineEntry(7, 50.0 + index, "error", job.state, reason, 1, index, "north", "")
-        for index, reason in enumerate(reasons)
-    ]
-    write(stores, jobs={7: job}, timeline=entries)
-    first, second, third = facts_of(tmp_path, Run)
-    assert (first.lease_over_at, first.unreachable) == (50.0, True)
-    assert (second.lease_over_at, second.unreachable) == (None, True)
-    assert (third.lease_over_at, third.unreachable) == (None, False)
+    running, _, placed = job.attempt.components
+    ended = replace(running, state=ComponentState.ENDED, ended_at=60.0)
+    components = (
+        replace(ended, unknown_since=9.0, lost_at=50.0),
+        replace(ended, index=1, unknown_since=9.0),
+        replace(ended, index=2),
+        replace(placed, index=3, state=ComponentState.RUNNING, unknown_since=9.0, lost_at=90.0),
+    )
+    write(stores, jobs={7: replace(job, attempt=replace(job.attempt, components=components))})
+    facts = [(run.has_ended, run.unreachable, run.lease_over_at) for run in facts_of(tmp_path, Run)]
+    assert facts == [(True, True, 50.0), (True, True, None), (True, False, None), (True, True, None)]
+
+
+def test_read_database_while_the_daemon_writes_sees_one_moment(stores: Stores, tmp_path: Path) -> None:
+    write(stores, jobs={7: make_running_job(7)}, submitted=[Submitted("key", 7, "digest")])
+    reading = read_database(f"sqlite:///{tmp_path}/koala.db")
+    facts = [next(reading)]
+    write(stores, jobs={8: make_running_job(8)}, submitted=[Submitted("another", 8, "digest")])
+    facts += reading
+    assert {fact.job for fact in facts} == {7}
+    with sqlite3.connect(tmp_path / "koala.db") as database:  # no reader holds back a checkpoint
+        assert database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+
+
+def test_read_database_tells_which_jobs_were_removed_by_age(stores: Stores, tmp_path: Path) -> None:
+    ended = make_job(3, JobState.CANCELLED, ended_at=9.0)
+    write(stores, jobs={3: ended, 4: make_job(4)}, submitted=[Submitted("key", 3, "digest")])
+    stores.history.remove([3])
+    (record,) = facts_of(tmp_path, JobRecord)
+    assert (record.job, record.source.removed_to) == (4, 3)
+    assert facts_of(tmp_path, Submission) == []
+
+
+def test_read_grid_with_output_in_transit_reads_it_after_the_database(stores: Stores, tmp_path: Path) -> None:
+    write(stores, jobs={7: make_running_job(7)})
+    stores.output.append(TOKEN, [OutputPiece(0, b"x" * 9)])
+    stored = []
+    for fact in read_grid(GridFiles(tmp_path)):
+        if isinstance(fact, JobRecord):
+            stores.output.append(TOKEN, [OutputPiece(9, b"y" * 3)])
+        elif isinstance(fact, Output):
+            stored.append(fact.stored)
+    assert stored == [12]
 
 
 def test_read_database_with_array_and_dependency_yields_both(stores: Stores, tmp_path: Path) -> None:
@@ -151,8 +187,10 @@ def reported(at: float, status: dict[str, object]) -> dict[str, object]:
     return {"n": 9, "at": at, "events": [["Reported", "south", "ComponentStatus", status]]}
 
 
-def write_record(folder: Path, began: int, lines: list[Any], *, packed: bool = False, until: float = 1000.0) -> None:
-    path = folder / f"{began:013d}-000001.jsonl{'.gz' if packed else ''}"
+def write_record(
+    folder: Path, began: int, lines: list[Any], *, packed: bool = False, until: float = 1000.0, part: int = 1
+) -> None:
+    path = folder / f"{began:013d}-{part:06d}.jsonl{'.gz' if packed else ''}"
     text = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(text) if packed else text)
     os.utime(path, (until, until))
@@ -182,6 +220,22 @@ def test_read_record_over_two_daemon_runs_leaves_end_unknown(tmp_path: Path) -> 
     run, _ = read_record(tmp_path)
     assert (run.begin, run.end, run.has_ended, run.exit_code) == (104.0, None, True, 3)
     assert (run.source.since, run.source.read_at) == (150.0, 1000.0)
+
+
+def test_read_record_without_its_first_part_knows_nothing_of_before(tmp_path: Path) -> None:
+    write_record(tmp_path, 99_000, STEPS, part=2, until=105.0)
+    write_record(tmp_path, 99_000, [reported(108.0, ENDED)], part=3)
+    run, _ = read_record(tmp_path)
+    assert (run.end, run.source.since, run.source.read_at) == (108.0, 105.0, 1000.0)
+
+
+def test_read_record_with_start_in_a_later_daemon_run_yields_both(tmp_path: Path) -> None:
+    write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED | {"lrm_job": "17"})], until=120.0)
+    again = OVER | {"lrm_job": "18"}
+    write_record(tmp_path, 150_000, [reported(160.0, again), reported(170.0, again | {"state": "ended"})])
+    runs = [run for run in read_record(tmp_path) if run.kind is RunKind.PROGRAM]
+    assert [(run.begin, run.end, run.run_id) for run in runs] == [(104.0, 108.0, "17"), (160.0, 160.0, "18")]
+    assert [finding.rule for finding in find_violations(runs)] == ["attempt-once"]
 
 
 def test_read_record_with_lost_agent_leaves_end_unknown(tmp_path: Path) -> None:

@@ -73,6 +73,31 @@ def double_start(facts: list[Fact], random: Random) -> bool:
     return False
 
 
+@fault("attempt-once")
+def start_after_restart_of_daemon(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.PROGRAM)):
+        source = replace(run.source, since=run.end + 5.0)
+        facts.append(replace(run, source=source, run_id="another", begin=run.end + 10.0, end=run.end + 20.0))
+        return True
+    return False
+
+
+@fault("attempt-once")
+def two_jobs_for_a_component(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, [run for run in find_runs(facts, RunKind.HELD) if run.end - run.begin > 70.0]):
+        facts.append(replace(run, run_id="another", nodes=("another",)))
+        return True
+    return False
+
+
+@fault("node-once")
+def node_given_to_two_components(facts: list[Fact], random: Random) -> bool:
+    for run in choose(random, find_runs(facts, RunKind.HELD)):
+        facts.append(replace(run, part="7"))
+        return True
+    return False
+
+
 @fault("attempts-apart")
 def overlap_of_attempts(facts: list[Fact], random: Random) -> bool:
     later = [run for run in find_runs(facts, RunKind.PROGRAM) if run.attempt > 1]
@@ -225,6 +250,43 @@ def test_find_violations_in_correct_history_finds_nothing(seed: int) -> None:
     assert report.jobs == len({fact.job for fact in history.facts})
 
 
+def make_live(facts: list[Fact], random: Random) -> list[Fact]:
+    """Return a history as a live grid shows it: old jobs removed by age, records rotated, one job not yet ended."""
+    horizon, restart, since = sorted(random.uniform(100.0, 900.0) for _ in range(3))
+    records = [fact for fact in facts if isinstance(fact, JobRecord)]
+    removed = {record.job for record in records if record.ended_at < horizon}
+    needed = {other for record in records for ((other, _),) in record.after}
+    live = {r.job for r in records if r.attempt and not r.index} - needed - removed
+    live = set(random.sample(sorted(live), min(1, len(live))))
+    database = {"removed_to": max(removed, default=0)}
+    result: list[Fact] = [Submission(Source("client"), f"key {job}", job) for job in removed | live]
+    for fact in facts:
+        if fact.source.name == "database":
+            if fact.job in removed:
+                continue
+            fact = replace(fact, source=replace(fact.source, **database))
+        if isinstance(fact, JobRecord) and fact.job in live:
+            fact = replace(fact, state="running", exit_code=None, ended_at=None)
+        elif isinstance(fact, Output) and fact.stored is not None and fact.job in live:
+            fact = replace(fact, stored=fact.stored // 2)
+        elif isinstance(fact, Run) and fact.kind is RunKind.PROGRAM:
+            if fact.begin < since:
+                continue
+            fact = replace(fact, source=replace(fact.source, since=since))
+            later = replace(fact.source, since=max(restart, fact.end))
+            result.append(replace(fact, source=later, begin=later.since + 2.0, end=later.since + 2.0))
+        result.append(fact)
+    return result
+
+
+@given(seed=st.integers(0, 2**32))
+def test_find_violations_in_correct_live_grid_finds_nothing(seed: int) -> None:
+    random = Random(seed)
+    facts = make_live(History(seed).facts, random)
+    random.shuffle(facts)
+    assert [str(finding) for finding in find_violations(facts)] == []
+
+
 @pytest.mark.parametrize("name", FAULTS)
 @given(seed=st.integers(0, 2**32))
 def test_find_violations_with_planted_fault_finds_it(name: str, seed: int) -> None:
@@ -245,16 +307,35 @@ def test_program_that_an_agent_reports_again_is_one_start() -> None:
     assert "attempt-once" not in {finding.rule for finding in find_violations(facts)}
 
 
-@pytest.mark.parametrize(
-    ("read_at", "old_end", "is_gap"), [(9000.0, 7.0, True), (9000.0, 5.0, False), (50.0, 7.0, False)]
-)
-def test_array_without_tasks_is_a_gap_if_the_daemon_may_have_removed_them(
-    read_at: float, old_end: float, is_gap: bool
-) -> None:
-    database = replace(DATABASE, read_at=read_at)
-    array = JobRecord(database, 3, "succeeded", submitted_at=6.0, ended_at=9.0, array=ArrayCounts(1, succeeded=1))
-    report = audit_facts([array, JobRecord(database, 1, "cancelled", ended_at=old_end)])
-    assert (len(report.findings), len(report.missing)) == ((0, 1) if is_gap else (1, 0))
+@pytest.mark.parametrize("removed_to", [3, 4])
+def test_array_without_tasks_is_a_gap_if_the_daemon_has_removed_jobs_after_it(removed_to: int) -> None:
+    database = replace(DATABASE, removed_to=removed_to)
+    array = JobRecord(database, 3, "succeeded", ended_at=9.0, array=ArrayCounts(1, succeeded=1))
+    report = audit_facts([array])
+    assert (len(report.findings), len(report.missing)) == ((0, 1) if removed_to > 3 else (1, 0))
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_node_of_two_jobs_is_a_gap_if_a_removed_one_may_have_shared_it(shares: bool) -> None:
+    database = replace(DATABASE, removed_to=3)
+    held = Run(Source("sacct"), RunKind.HELD, 3, 1, "0", "north", 1.0, 9.0, nodes=("a",))
+    report = audit_facts([held, replace(held, job=4), JobRecord(database, 4, "succeeded", shares=shares)])
+    assert ("node-once" in {finding.rule for finding in report.findings}) is not shares
+    assert ("node-once" in {rule for rule, _ in report.missing}) is shares
+
+
+def test_submission_of_a_removed_job_is_a_gap() -> None:
+    record = JobRecord(replace(DATABASE, removed_to=3), 4, "cancelled")
+    acknowledged = [Submission(Source("client"), f"key {job}", job) for job in (3, 4)]
+    assert find_violations([record, *acknowledged]) == []
+
+
+def test_duplicate_in_a_manager_is_found_unless_it_is_ended_soon() -> None:
+    held = Run(Source("sacct"), RunKind.HELD, 3, 1, "0", "north", 1.0, 500.0, nodes=("a",), run_id="17")
+    duplicate = replace(held, begin=9.0, end=60.0, nodes=("b",), run_id="18")
+    assert "attempt-once" not in {finding.rule for finding in find_violations([held, duplicate])}
+    late = replace(duplicate, end=80.0)
+    assert "attempt-once" in {finding.rule for finding in find_violations([held, late])}
 
 
 def test_each_rule_has_a_planted_fault_and_a_description() -> None:

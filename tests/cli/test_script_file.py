@@ -483,6 +483,8 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         ("#BSUB", "bsub < next.sh", "bsub does not know"),
         ("#SBATCH", "A=1 B=2 /usr/bin/sbatch next.sh", "/usr/bin/sbatch does not know"),
         ("#SBATCH", "/usr/bin/srun ./x", "/usr/bin/srun does not know the job's other clusters: use srun"),
+        ("#SBATCH", 'export RUN="/opt/mpi/bin/mpirun"', 'export RUN="/opt/mpi/bin/mpirun" does not know'),
+        ("#SBATCH", "timeout 60 mpiexec.hydra ./x", "mpiexec.hydra does not know the job's other clusters: use mpirun"),
         ("#PBS", "$MPI/bin/mpirun ./x", "$MPI/bin/mpirun does not know the job's other clusters: use mpirun"),
     ],
 )
@@ -504,6 +506,7 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
         "echo run sbatch later; srun hostname; scontrol show hostnames",
         "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh",
         "# sbatch $SLURM_JOB_PARTITION",
+        "RUN=$(which mpirun); which /usr/bin/mpirun; ls /opt/mpi/bin/mpirun; A=1 mpirun ./x; timeout 5 srun -n 1 ./x",
         "echo $NSLOTS $QUEUE",
     ],
 )

@@ -52,6 +52,32 @@ def test_lease_expired_component_is_lost_after_margin() -> None:
     assert (world.state(job), world.job(job).generation) == (JobState.RUNNING, 2)
 
 
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_lost_component_keeps_that_its_end_was_never_reported(is_declared: bool) -> None:
+    world, job = disconnect_running_job(max_restarts=0)
+    certain_end = 1 + with_margin(100)
+    if is_declared:
+        world.declare_lost("north")
+    world.advance(certain_end)
+    world.connect("north")
+    world.advance(1)
+    assert world.state(job) is JobState.FAILED
+    (component,) = world.job(job).attempt.components  # type: ignore[union-attr]
+    assert (component.unknown_since, component.lost_at) == (1.0, None if is_declared else certain_end)
+
+
+def test_unknown_component_that_reports_its_end_is_not_lost() -> None:
+    world, job = disconnect_running_job(max_restarts=0)
+    world.advance(50)
+    world.sites["north"].fail_component("1.1.0", "node lost")
+    world.sites["north"].end_component("1.1.0")
+    world.connect("north")
+    world.advance(1)
+    assert world.state(job) is JobState.FAILED
+    (component,) = world.job(job).attempt.components  # type: ignore[union-attr]
+    assert (component.unknown_since, component.lost_at) == (None, None)
+
+
 def test_lease_with_warning_includes_grace() -> None:
     world, job = disconnect_running_job(warning=StopWarning(WarningSignal.TERM, 50.0))
     world.advance(with_margin(150) - 1)

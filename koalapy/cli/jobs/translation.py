@@ -427,9 +427,9 @@ NAMES = {
     LSF: re.compile(r"\b(LSB_\w+|LS_SUBCWD)\b"),
 }
 """By system: its variables in a script of any language."""
-COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time)\s)\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
+COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time|nohup|timeout\s+\S+)\s)\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
 FOREIGN_MPIRUN = re.compile(
-    COMMAND % r"[^\s;&|=]*/(?:mpirun|mpiexec|srun)|mpiexec\.hydra|mpirun_rsh|mpiexec_mpt|orterun|prterun|prun"
+    COMMAND % r"(?:(?:export\s+)?\w+=)?[^\s;&|=]*/(?:mpirun|mpiexec|srun)[\"']?|mpiexec\.hydra|mpirun_rsh|orterun|prun"
 )
 """Another program in place of the ``mpirun`` or ``srun`` of a translated script."""
 MODULE = re.compile(COMMAND % r"module\s+(?:load|add|restore)|ml")

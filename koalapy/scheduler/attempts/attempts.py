@@ -262,9 +262,7 @@ class Attempts:
                 job, now, "output-missing", f"of its output there is missing {missing}", component
             )
         ended_at = component.ended_at if component.has_ended else now
-        job = self._ledger.update_component(
-            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
-        )
+        job = self._ledger.update_component(job, component.index, state=ComponentState.ENDED, ended_at=ended_at)
         return self._keep_released_nodes(job)
 
     def _keep_released_nodes(self, job: Job) -> Job:

@@ -130,8 +130,11 @@ class Components:
                 self.mark_lost(token, "the cluster knows nothing of it", now)
             yield token
 
-    def mark_lost(self, token: Token, error: str, now: float) -> None:
-        """Mark a component as gone: its cluster will not report it again."""
+    def mark_lost(self, token: Token, error: str, now: float, lost_at: float | None = None) -> None:
+        """Mark a component as gone: its cluster will not report it again.
+
+        ``lost_at``: when it has certainly ended, since its lease or walltime is over.
+        """
         self._lrm_waits.forget(token)
         match = self._ledger.find(token)
         if match is None:
@@ -139,6 +142,9 @@ class Components:
         job, component = match
         delivers = component.state is ComponentState.DELIVERING
         self._attempts.note_lost_output(job, component, error, now)
+        if not delivers:
+            since = now if component.unknown_since is None else component.unknown_since
+            job = self._ledger.update_component(job, component.index, unknown_since=since, lost_at=lost_at)
         job = self._attempts.mark_ended(job, component, now)
         if job.ending is None and not component.superseded and not delivers:
             self._failures.handle_infrastructure_failure(job, component, AttemptFailure.LOST, error, now)

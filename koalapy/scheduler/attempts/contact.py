@@ -207,7 +207,8 @@ class Contact:
                 lost_at, reason = self._lost_at(cluster, token)
                 if now >= lost_at:
                     silence = now - contact.last_heard
-                    self._components.mark_lost(token, f"not heard of for {silence:.0f} s, and {reason}", now)
+                    error = f"not heard of for {silence:.0f} s, and {reason}"
+                    self._components.mark_lost(token, error, now, lost_at)
                 else:
                     self._components.mark_unknown(token, contact.last_heard, None if lost_at == inf else lost_at, now)
                     ends.append(lost_at)

@@ -299,7 +299,7 @@ def _from(component: Component) -> str:
 
 def _format_since(component: Component, now: float) -> str:
     """Return since when a component is in its state, as text to append; empty if that is not recorded."""
-    if component.unknown_since is not None:
+    if component.unknown_since is not None and not component.has_ended:
         return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
     phase_starts = {
         ComponentState.WAITING: component.submitted_at,
