@@ -306,6 +306,7 @@ async def serving(
             1.0,
             unusable=cluster.health.unusable,
             drained=cluster.drained,
+            planned_drains=cluster.planned_drains,
             withheld=use.withheld,
             unknown=use.unknown,
         )

@@ -73,6 +73,7 @@ ACCESS: Mapping[str, Access] = {
     "list_replicas": Role.USER,
     "list_reservations": Role.USER,
     "list_tokens": Role.USER,
+    "show_calendar": Role.USER,
     "live": "public",
     "logout": Role.USER,
     "measure_network": Role.OPERATOR,

@@ -1,11 +1,14 @@
 """The routes of clusters, their use and background load, and of placement policies."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import WithJsonSchema
 
 from koalapy.api import fields
@@ -45,11 +48,22 @@ def record_for(caller: Identity, record: ClusterRecord) -> ClusterRecord:
 
 
 class DrainOrder(Input):
-    """The reason for a drain, and what becomes of the cluster's jobs."""
+    """The reason for a drain, its time, and what becomes of the cluster's jobs."""
 
     reason: GivenReason
     requeue: bool = False
-    """Whether running jobs are stopped, after the warning that they requested, and queued again."""
+    """Whether running jobs are stopped at the begin, after the warning that they requested, and queued again."""
+    begin: fields.PointInTime | None = None
+    """By default now. Until then jobs are placed there if they end before."""
+    end: fields.PointInTime | None = None
+    """When the cluster is used again; by default when it is resumed."""
+
+
+class ResumeOrder(Input):
+    """What is resumed."""
+
+    planned: bool = False
+    """Whether the planned drains are withdrawn, too."""
 
 
 class LossOrder(Input):
@@ -58,8 +72,9 @@ class LossOrder(Input):
     reason: Reason = ""
 
 
+DrainView = view_model("DrainView", Drain)
 ClusterView = view_model(
-    "ClusterView", ClusterRecord, without={"note"}, elements={"drained": view_model("DrainView", Drain)}
+    "ClusterView", ClusterRecord, without={"note"}, elements={"drained": DrainView, "planned_drains": DrainView}
 )
 
 
@@ -86,6 +101,11 @@ def clusters_router(service: Jobs) -> APIRouter:
         """List all clusters with their nodes and state."""
         return {"clusters": [record_for(caller, record) for record in service.list_clusters()]}
 
+    @router.get("/drains.ics", response_class=PlainTextResponse)
+    async def show_calendar() -> PlainTextResponse:
+        """Return the drains of all clusters as a calendar (iCalendar, RFC 5545)."""
+        return PlainTextResponse(_format_calendar(service.list_clusters()), media_type="text/calendar")
+
     @router.get("/clusters/{name}", response_model=ClusterView)
     async def show_cluster(name: Name, caller: Caller) -> Any:
         """Show one cluster. Only operators see the resource manager's errors about jobs."""
@@ -101,6 +121,34 @@ def clusters_router(service: Jobs) -> APIRouter:
     return router
 
 
+def _format_calendar(clusters: Sequence[ClusterRecord]) -> str:
+    """Return the drains in force and the planned ones as a calendar; lines are folded at 75 bytes."""
+    lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//koalapy//drains//EN"]
+    for cluster in clusters:
+        for drain in filter(None, (cluster.drained, *cluster.planned_drains)):
+            begins_at = drain.begins_at or drain.at
+            text = re.sub(r"([\\;,])", r"\\\1", f"{cluster.name} is drained {drain.author}")
+            lines += ["BEGIN:VEVENT", f"UID:{cluster.name}-{drain.at:.3f}-{begins_at:.0f}@koalapy"]
+            lines += [f"DTSTAMP:{_calendar_time(drain.at)}", f"DTSTART:{_calendar_time(begins_at)}"]
+            lines += [] if drain.ends_at is None else [f"DTEND:{_calendar_time(drain.ends_at)}"]
+            lines += [f"SUMMARY:{text}", "END:VEVENT"]
+    return "".join(f"{_fold(line)}\r\n" for line in [*lines, "END:VCALENDAR"])
+
+
+def _calendar_time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _fold(line: str) -> str:
+    """Return a line of a calendar in parts of at most 75 bytes, each of which but the first begins with a blank."""
+    parts = [""]
+    for character in line:
+        if len((parts[-1] + character).encode()) > 75:
+            parts.append(" ")
+        parts[-1] += character
+    return "\r\n".join(parts)
+
+
 def _add_orders(router: APIRouter, service: Jobs) -> None:
     """Add the routes by which operators drain, resume and clear clusters, or declare them lost."""
 
@@ -112,13 +160,14 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
     @router.post("/clusters/{name}/drain", response_model=ClusterView)
     async def drain_cluster(name: Name, caller: Caller, order: DrainOrder) -> Any:
         """Place no more jobs on a cluster; its running jobs continue, or are queued again. A second drain replaces the
-        reason of the first."""
-        return await service.drain_cluster(name, caller, order.reason, requeue=order.requeue)
+        first, unless it begins later."""
+        times = {"begin": order.begin, "end": order.end}
+        return await service.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
 
     @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))
-    async def resume_cluster(name: Name) -> Any:
+    async def resume_cluster(name: Name, order: ResumeOrder | None = None) -> Any:
         """Place jobs on a drained cluster again."""
-        return await service.resume_cluster(name)
+        return await service.resume_cluster(name, planned=(order or ResumeOrder()).planned)
 
     @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=problem_responses(409))
     async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:

@@ -48,6 +48,7 @@ class Missing:
     """The jobs for which a rule was not proved since some evidence is missing."""
 
     count: int = 0
+    last_job: int | None = None
     examples: list[int] = field(default_factory=list)
 
 
@@ -67,7 +68,9 @@ class Report:
         for result in results:
             if isinstance(result, Gap):
                 missing = self.missing.setdefault((result.rule, result.missing), Missing())
-                missing.count += 1
+                if result.job == missing.last_job:  # another component
+                    continue
+                missing.count, missing.last_job = missing.count + 1, result.job
                 if len(missing.examples) < MAX_EXAMPLES:
                     missing.examples.append(result.job)
                 continue
@@ -243,7 +246,7 @@ def check_gang(job: JobEvidence, _: Evidence) -> Results:
     by_source = _group_by_source(run for run in programs if all(map(run.source.covers, claims)))
     parts = {source: {run.part for run in runs if _has_finished(run)} for source, runs in by_source.items()}
     if not by_source:
-        yield Gap("gang-whole", job.job, "no source saw its programs run")
+        yield Gap("gang-whole", job.job, "no source saw its programs from begin to end")
     elif not any(len(parts[source]) >= _count_parts(runs, claims) for source, runs in by_source.items()):
         source, runs = max(by_source.items(), key=lambda item: len(item[1]))
         text = f"only {sorted(parts[source])} of {_count_parts(runs, claims)} parts ran"

@@ -283,12 +283,14 @@ class Reservations:
         return tuple(ReservedPart(name, size) for name, size in sorted(sizes.items()))
 
     def _count_free(self, cluster: ClusterName, begins_at: float, ends_at: float) -> int:
-        """Return the nodes of a cluster that are neither down nor reserved within a time."""
-        report = self._queries.grid[cluster].last_report
+        """Return the nodes of a cluster that are neither down nor reserved nor drained within a time."""
+        status = self._queries.grid[cluster]
+        report = status.last_report
         uses = [(each.begins_at, each.ends_at, each.nodes_on(cluster)) for each in self._live()]
         for each in report.reservations:  # which may still list released ones of this daemon
             if not each.name.startswith(self._prefix):
                 uses.append((each.begins, each.ends, each.nodes))
+        uses += [(each.begins, each.ends, report.total) for each in status.nodes.drain_reservations]
         reserved = count_peak(use for use in uses if use[0] < ends_at and begins_at < use[1])
         return max(0, report.total - report.down - reserved)
 

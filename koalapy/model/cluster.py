@@ -74,11 +74,24 @@ class ClusterState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator's order to place nothing more on a cluster; ``at`` in seconds since the epoch."""
+    """An operator's order to place nothing more on a cluster; times in seconds since the epoch."""
 
     at: float
+    """When the order was given."""
     by: str = ""
     reason: str = ""
+    begins_at: float | None = None
+    """None: at once."""
+    ends_at: float | None = None
+    """When the cluster is used again; None: when an operator resumes it."""
+    requeue: bool = False
+    """Whether jobs that are there at the begin are stopped and queued again."""
+
+    @property
+    def author(self) -> str:
+        """Return who ordered it and why: ``by ada: new switches``."""
+        author = f"by {self.by}" if self.by else "by an operator"
+        return f"{author}: {self.reason}" if self.reason else author
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,18 @@ class NodeReservation:
         return self.begins < end and now < self.ends
 
     def describe(self, now: float) -> str:
-        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over."""
+        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over.
+
+        One without a name is a planned drain.
+        """
         ends = "" if self.ends >= MAX_TIME else format_utc(self.ends, now)
         if self.begins > now:
             begins = format_time(self.begins, now) if ends else format_utc(self.begins, now)
             when = f" from {begins}" + (f" to {ends}" if ends else "")
         else:
             when = f" until {ends}" if ends else ""
-        return f"{format_nodes(self.nodes)} reserved{when}" if self.ends > now else ""
+        subject = f"{format_nodes(self.nodes)} reserved" if self.name else "a planned drain"
+        return f"{subject}{when}" if self.ends > now else ""
 
 
 def count_peak(uses: Iterable[tuple[float, float, int]]) -> int:

@@ -142,12 +142,14 @@ class KnownCluster:
     note: str = ""
     trials: int = 0
     uplink_bandwidth: float | None = None
+    planned_drains: tuple[Drain, ...] = ()
 
     def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""
         # Errors of a usable cluster count anew: their jobs are not stored, and one job must not count several times.
         health = HealthStatus(self.errors if self.unusable else 0, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
+        cluster.planned_drains = self.planned_drains
         cluster.nodes.last_report, cluster.uplink.bandwidth = ClusterReport(self.total, 0), self.uplink_bandwidth
         return cluster
 

@@ -37,6 +37,8 @@ class ClusterNodes:
     """Size in nodes of each component that may hold nodes here."""
     kept_reservations: dict[str, NodeReservation] = field(default_factory=dict)
     """The daemon's reservations here, by their names in the resource manager."""
+    drain_reservations: tuple[NodeReservation, ...] = ()
+    """The planned drains, as reservations of all nodes."""
     _reserved: dict[Token, str] = field(default_factory=dict)
     """The live components with nodes of a reservation, and the name of that. They take no idle nodes."""
     delivering: set[Token] = field(default_factory=set)
@@ -262,13 +264,14 @@ class ClusterNodes:
     @property
     def reservations(self) -> tuple[NodeReservation, ...]:
         """Return the present and coming reservations of its nodes, each once: the reported ones, and the daemon's."""
-        reported = self.last_report.reservations
-        if not self.kept_reservations:
+        reported, total = self.last_report.reservations, self.last_report.total
+        if not self.kept_reservations and not self.drain_reservations:
             return reported
         names = {reservation.name for reservation in reported}
         kept = [reservation for name, reservation in self.kept_reservations.items() if name not in names]
         others = (replace(each, idle=max(0, each.nodes - self.count_reserved(each.name, held=True))) for each in kept)
-        return tuple(sorted((*reported, *others), key=lambda each: (each.begins, each.name)))
+        drains = (replace(each, nodes=total, idle=total) for each in self.drain_reservations)
+        return tuple(sorted((*reported, *others, *drains), key=lambda each: (each.begins, each.name)))
 
     def count_reserved(self, reservation: str, *, held: bool = False) -> int:
         """Return the nodes of a reservation that components have; ``held``: according to the last report."""

@@ -6,7 +6,7 @@ from koalapy.model.cluster import ClusterState, ClusterView, Drain, add_unclassi
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_list, format_utc
 from koalapy.scheduler.cluster_conditions import ContactStatus, HealthStatus, UplinkUse
 from koalapy.scheduler.cluster_nodes import ClusterNodes
 
@@ -40,6 +40,9 @@ class ClusterStatus:
     contact: ContactStatus = field(default_factory=ContactStatus)
     health: HealthStatus = field(default_factory=HealthStatus)
     drained: Drain | None = None
+    """The drain in force."""
+    planned_drains: tuple[Drain, ...] = ()
+    """Those that begin later, the earliest first."""
     uplink: UplinkUse = field(default_factory=UplinkUse)
     nodes: ClusterNodes = field(init=False)
     reported_at: float | None = None
@@ -126,8 +129,9 @@ class ClusterStatus:
     def state_reason(self) -> str:
         """Return why nothing is placed here, as all users may know it; empty if the cluster is usable."""
         if self.drained is not None:
-            author = f"by {self.drained.by}" if self.drained.by else "by an operator"
-            return f"{author}: {self.drained.reason}" if self.drained.reason else author
+            ends_at = self.drained.ends_at
+            until = "" if ends_at is None else f", until {format_utc(ends_at, self.reported_at or 0.0)}"
+            return f"{self.drained.author}{until}"
         if not self.contact.connected:
             return self.last_report.problem or self.absence or NO_REPORT_YET
         if self.health.unusable and not self.health.probation:
@@ -167,9 +171,11 @@ class ClusterStatus:
 
     @property
     def reservation_texts(self) -> list[str]:
-        """Return the present and coming reservations of its nodes, as of the last report."""
+        """Return the present and coming reservations of its nodes and its planned drains, as of the last report."""
         now = self.reported_at or 0.0
-        return [text for reservation in self.nodes.reservations if (text := reservation.describe(now))]
+        drains = zip(self.nodes.drain_reservations, self.planned_drains, strict=False)  # none before jobs are restored
+        texts = [each.describe(now) for each in self.nodes.reservations if each.name]
+        return [*filter(None, texts), *(f"{each.describe(now)} {drain.author}" for each, drain in drains)]
 
     def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:
         """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import assert_never
 
 from koalapy.model.array import format_task
-from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import describe_changes
@@ -17,7 +16,7 @@ from koalapy.scheduler.arrays import Arrays, single
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.facts import is_program_over
+from koalapy.scheduler.attempts.drains import Drains
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.attempts.link_paths import LinkPaths
@@ -50,13 +49,14 @@ class EventHandler:
         arrays: Arrays,
         conditions: StartConditions,
         link_paths: LinkPaths,
+        drains: Drains,
     ) -> None:
         self._state, self._grid, self._ledger, self._reservations = state, state.grid, state.ledger, state.reservations
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
         self._contact, self._health, self._failures = contact, health, failures
-        self._arrays, self._conditions, self._link_paths = arrays, conditions, link_paths
+        self._arrays, self._conditions, self._link_paths, self._drains = arrays, conditions, link_paths, drains
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
@@ -107,15 +107,9 @@ class EventHandler:
                 self._failures.forget_refusals(event.cluster)
                 self._grid[event.cluster].nodes.capacity_gained = True
             case ev.ClusterDrained():
-                if event.reason or self._grid[event.cluster].drained is None:
-                    self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
-                    self._ledger.mark_cluster_changed(event.cluster)
-                if event.requeue:
-                    self._requeue_all(event, now)
+                self._drains.add(event, now)
             case ev.ClusterResumed():
-                cluster = self._grid[event.cluster]
-                cluster.drained, cluster.nodes.capacity_gained = None, True
-                self._ledger.mark_cluster_changed(event.cluster)
+                self._drains.remove(event)
             case ev.ClusterLost():
                 for token in self._contact.declare_lost(event, now):
                     self._attempts.settle_job_of(token, now)
@@ -219,14 +213,3 @@ class EventHandler:
         if isinstance(event, ev.JobChanged) and not job.state.is_waiting:
             raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be changed")
         return job
-
-    def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
-        """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""
-        reason = f"drained: {event.cluster}" + (f": {event.reason}" if event.reason else " is to be empty")
-        for token in list(self._grid[event.cluster].nodes.live):
-            match = self._ledger.find(token)
-            if match is None or match[1].superseded or match[0].ending is not None:
-                continue
-            if not is_program_over(match[0], self._grid):
-                job = self._attempts.end_attempt(match[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
-                self._attempts.settle_job(job, now)

@@ -106,19 +106,25 @@ class ClusterCleared:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDrained:
-    """An operator drains a cluster: nothing more is placed there. Running jobs continue, or are requeued."""
+    """An operator drains a cluster: nothing more is placed there. Running jobs continue, or are requeued.
+
+    Times in seconds since the epoch, as in ``Drain``.
+    """
 
     cluster: ClusterName
     by: str = ""
     reason: str = ""
     requeue: bool = False
+    begins_at: float | None = None
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterResumed:
-    """A drained cluster may be used again."""
+    """A drained cluster may be used again; ``planned``: its planned drains are withdrawn, too."""
 
     cluster: ClusterName
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

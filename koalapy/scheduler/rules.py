@@ -24,6 +24,8 @@ MIN_SECONDS = 0.001
 """Minimum interval. Shorter ones vanish when added to a current timestamp, and a repeated timer would never advance."""
 MIN_FACTOR = 0.01
 """The lowest claim factor: with less, a job would have thousands of claiming tries before its start."""
+UNKNOWN_RUN_TIME_S = 86400.0
+"""The expected run time of a job of which nothing is known. Nothing ends a job at this time."""
 
 FINITE = Lt(inf)
 Seconds = Annotated[float, Ge(MIN_SECONDS)]

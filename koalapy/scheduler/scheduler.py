@@ -17,6 +17,7 @@ from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE, Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
+from koalapy.scheduler.attempts.drains import Drains
 from koalapy.scheduler.attempts.facts import filter_of
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
@@ -66,8 +67,9 @@ class Scheduler:
         components = Components(state, attempts, failures, health, link_paths)
         confirmations = Confirmations(state)
         self._contact = contact = Contact(state, confirmations, components, health)
+        self._drains = drains = Drains(state, attempts)
         deadlines = Deadlines(
-            state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths
+            state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths, drains
         )
         offers, reasons = Offers(state, queues.plan, queues.kept), WaitingReasons(state, queues, questions)
         budget = Budget(state.rules.step_budget, clock)
@@ -86,6 +88,7 @@ class Scheduler:
             arrays,
             conditions,
             link_paths,
+            drains,
         )
         self._cycle = Cycle(
             state,
@@ -157,6 +160,7 @@ class Scheduler:
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
+        self._drains.restore()
         for cluster in self._grid.clusters():
             self._contact.await_return(cluster, now)
             if cluster.health.unusable:

@@ -37,6 +37,8 @@ class Deadline(StrEnum):
     LOST = "lost"
     STOP = "stop"
     PROBATION = "probation"
+    DRAIN = "drain"
+    """The begin or the end of a drain."""
     RETRY = "retry"
     LIMIT = "limit"
     """A limit of a cluster's resource manager may have been lifted."""

@@ -94,6 +94,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.health.unusable,
             status.health.note,
             status.health.trials,
+            planned_drains=status.planned_drains,
         )
         for status in statuses
     )

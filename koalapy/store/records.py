@@ -40,7 +40,9 @@ class ClusterRecord:
     trials: int = 0
     """Number of failed probations since."""
     drained: Drain | None = None
-    """The drain order of an operator, until it is withdrawn."""
+    """The drain order in force."""
+    planned_drains: tuple[Drain, ...] = ()
+    """Drain orders that begin later."""
     withheld: int = 0
     """Nodes that the resource manager keeps for others or for reservations."""
     unknown: int = 0

@@ -29,7 +29,6 @@ from sqlalchemy import (
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.application import application_of
-from koalapy.model.cluster import Drain
 from koalapy.model.dependency import Clause
 from koalapy.model.job import (
     FINAL_STATES,
@@ -480,16 +479,13 @@ def entry_from_row(row: Row) -> Entry:
 
 def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
     """Return the columns of a cluster that must survive a restart; its agent reports the others after that."""
-    drain = record.drained
-    return _to_row(tables.clusters, record) | {
-        "drained_at": drain.at if drain else None,
-        "drained_by": drain.by if drain else None,
-        "drained_reason": drain.reason if drain else None,
+    drains = {
+        "drained": asdict(record.drained) if record.drained else None,
+        "planned_drains": [asdict(drain) for drain in record.planned_drains],
     }
+    return _to_row(tables.clusters, record) | drains
 
 
 def cluster_from_row(row: Row) -> ClusterRecord:
-    drained_at = row["drained_at"]
-    drained = None if drained_at is None else Drain(drained_at, row["drained_by"] or "", row["drained_reason"] or "")
     unknown = {"idle": 0, "used": 0, "background": 0, "down": 0, "processes_per_node": 1, "speed": 1.0}
-    return _CLUSTER.validate_python({**row, **unknown, "drained": drained})
+    return _CLUSTER.validate_python({**row, **unknown})

@@ -373,9 +373,8 @@ clusters = Table(
     Column("last_heard", Float),
     Column("note", PlainText(), nullable=False, server_default=""),
     Column("trials", Integer, nullable=False, server_default="0"),
-    Column("drained_at", Float),
-    Column("drained_by", Plain(200)),
-    Column("drained_reason", PlainText()),
+    Column("drained", JSON(none_as_null=True)),
+    Column("planned_drains", JSON, nullable=False, server_default="[]"),
 )
 
 queues = Table(

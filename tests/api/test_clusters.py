@@ -26,6 +26,49 @@ async def test_drain_records_operator_and_reason_until_resumed(open_api: Open) -
     assert (twice.json()["field"], bool(twice.json()["hint"])) == ("cluster", True)
 
 
+async def test_planned_drain_is_listed_and_withdrawn(open_api: Open) -> None:
+    api = await open_api()
+    order = {"reason": "new disks; ask ada, ext. 7", "begin": "now+1h", "end": "now+3h"}
+    cluster = (await api.post("/api/v1/clusters/north/drain", json=order)).json()
+    (planned,) = cluster["planned_drains"]
+    assert (cluster["drained"], planned["by"], planned["reason"]) == (None, "ada", order["reason"])
+    assert planned["begins_at"] < planned["ends_at"]
+    calendar = await api.get("/api/v1/drains.ics")
+    assert calendar.headers["content-type"].startswith("text/calendar")
+    lines = calendar.text.replace("\r\n ", "").split("\r\n")
+    assert "SUMMARY:north is drained by ada: new disks\\; ask ada\\, ext. 7" in lines
+    assert f"DTSTART:{planned['begins_at'][:19].replace('-', '').replace(':', '')}Z" in lines
+    assert all(len(line.encode()) <= 75 for line in calendar.text.split("\r\n"))
+    refused = await api.post("/api/v1/clusters/north/resume")
+    assert (refused.status_code, refused.json()["hint"][-9:]) == (409, "--planned")
+    resumed = await api.post("/api/v1/clusters/north/resume", json={"planned": True})
+    assert (resumed.status_code, resumed.json()["planned_drains"]) == (200, [])
+
+
+@pytest.mark.parametrize(
+    ("order", "field"),
+    [
+        ({"begin": "now+2h", "end": "now+1h"}, "end"),
+        ({"end": "now"}, "end"),
+        ({"begin": "now+10000h"}, "begin"),
+        ({"begin": "whenever"}, "begin"),
+        ({"begin": "now+1h", "reason": " "}, "reason"),
+    ],
+)
+async def test_drain_with_impossible_times_is_rejected(open_api: Open, order: dict[str, str], field: str) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "disks"} | order)
+    assert (answer.status_code, answer.json()["field"], bool(answer.json()["hint"])) == (422, field, True)
+    assert (await api.get("/api/v1/clusters/north")).json()["planned_drains"] == []
+
+
+async def test_planned_drains_of_a_cluster_are_limited(open_api: Open) -> None:
+    api = await open_api()
+    order = {"reason": "disks", "begin": "now+1h", "end": "now+3h"}
+    codes = [(await api.post("/api/v1/clusters/north/drain", json=order)).status_code for _ in range(21)]
+    assert codes == [200] * 20 + [409]
+
+
 async def test_health_ignores_drained_clusters(open_api: Open) -> None:
     api = await open_api()
     await api.post("/api/v1/clusters/north/drain", json={"reason": "test"})

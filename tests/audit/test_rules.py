@@ -324,6 +324,12 @@ def test_node_of_two_jobs_is_a_gap_if_a_removed_one_may_have_shared_it(shares: b
     assert ("node-once" in {rule for rule, _ in report.missing}) is shares
 
 
+def test_report_counts_a_job_with_gaps_of_two_components_once() -> None:
+    output = Output(Source("stored output"), 4, 1, "0", stored=9)
+    report = audit_facts([JobRecord(DATABASE, 4, "failed", 1), output, replace(output, part="1")])
+    assert [missing.count for (rule, _), missing in report.missing.items() if rule == "output-whole"] == [1]
+
+
 def test_submission_of_a_removed_job_is_a_gap() -> None:
     record = JobRecord(replace(DATABASE, removed_to=3), 4, "cancelled")
     acknowledged = [Submission(Source("client"), f"key {job}", job) for job in (3, 4)]

@@ -203,16 +203,28 @@ class MemoryService:
         return self.south
 
     async def drain_cluster(
-        self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
+        self,
+        cluster: ClusterName,
+        caller: Identity,
+        reason: str,
+        *,
+        requeue: bool = False,
+        begin: float | None = None,
+        end: float | None = None,
     ) -> ClusterRecord:
         self.get_cluster(cluster)
+        if begin is not None:
+            self.south = replace(self.south, planned_drains=(Drain(1000.0, caller.user, reason, begin, end),))
+            return self.south
         used = 0 if requeue else 2
         self.south = replace(self.south, state="drained", drained=Drain(1000.0, caller.user, reason), used=used)
         return self.south
 
-    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+    async def resume_cluster(self, cluster: ClusterName, *, planned: bool = False) -> ClusterRecord:
         self.get_cluster(cluster)
-        if self.south.drained is None:
+        if planned:
+            self.south = replace(self.south, planned_drains=())
+        elif self.south.drained is None:
             raise ConflictError(
                 f"cluster {cluster} is not drained",
                 field="cluster",

@@ -481,6 +481,14 @@ def test_clusters_drain_and_resume_change_state(koala: Koala, server: Server) ->
     )
 
 
+def test_clusters_drain_with_times_plans_it(koala: Koala, server: Server) -> None:
+    times = "--from", "2026-12-01T08:00Z", "--until", "2026-12-01T12:00Z"
+    result = koala("clusters", "drain", "south", "--reason", "new switches", *times)
+    assert result.out == "cluster south will be drained from 2026-12-01 08:00:00 to 2026-12-01 12:00:00 UTC\n"
+    assert koala("clusters", "drain", "south", "--reason", "x", "--dry-run", "--from", "now+1h").code == 2
+    assert koala("clusters", "resume", "south", "--planned").code == 0
+
+
 def test_error_in_job_file_names_its_field(koala: Koala, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 20}\ncommand: [x]\n")

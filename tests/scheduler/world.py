@@ -284,7 +284,8 @@ class World:
         for name in effects.clusters:
             cluster = self.queries.grid[name]
             health = {name: getattr(cluster.health, name) for name in ("errors", "unusable", "note", "trials")}
-            self._clusters[cluster.name] = {**health, "drained": cluster.drained}
+            drains = {"drained": cluster.drained, "planned_drains": cluster.planned_drains}
+            self._clusters[cluster.name] = health | drains
         for command in effects.commands:
             self._send(command)
         self._unconfirmed |= effects.confirm

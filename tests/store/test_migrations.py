@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, func, inspect, select
 from sqlalchemy.exc import IntegrityError
 
+from koalapy.model.cluster import Drain
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
@@ -89,6 +90,10 @@ def test_migrated_revision_is_read_and_continued(url: str, tmp_path: Path, revis
     saved, services = stores.jobs.load(), stores.files
     assert {job.id for job in saved.jobs} == {ident for ident, job in read.items() if job and not job.state.is_final}
     assert (len(saved.outbox), len(saved.clusters)) == (counts["outbox"], counts["clusters"]) == (2, 2)
+    assert {cluster.name: cluster.drained for cluster in saved.clusters} == {
+        "north": None,
+        "south": Drain(7.0, "ops", "new switch"),
+    }
     assert (len(services.replicas()), len(services.bundles()), len(services.results(8, 2))) == (3, 1, 2)
     assert (len(stores.advice.record("", 10)), len(stores.measurements.history("north", "south", 10))) == (2, 3)
     assert [each.changed_at for each in stores.reservations.load()] == [900.5] * counts["reservations"]

@@ -14,6 +14,7 @@ from koalapy.cli.terminal.tables import format_moment
 from koalapy.client.client import Client, JobListing, in_path, nodes_of
 from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
+from koalapy.client.submission import with_time_zone
 from koalapy.client.tables import Columns, seconds_since
 from koalapy.model.alert import AlertKind
 from koalapy.model.wording import format_duration, format_nodes
@@ -126,6 +127,10 @@ def drain_cluster(
     requeue: Annotated[
         bool, Option("--requeue", help="stop its jobs after their warning; they return to their queues")
     ] = False,
+    begin: Annotated[
+        str, Option("--from", help="begin, now by default: 08:00, tomorrow, 2026-12-01T08:00, now+1h")
+    ] = "",
+    end: Annotated[str, Option("--until", help="end; by default it lasts until koala clusters resume")] = "",
     dry_run: Annotated[
         bool, Option("--dry-run", help="only predict, by simulation, which jobs it would delay")
     ] = False,
@@ -134,8 +139,11 @@ def drain_cluster(
 ) -> None:
     """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason.
 
-    On a terminal it asks for the reason if none is given.
+    Before a planned begin (--from), jobs are placed there only if their walltime ends in time. On a terminal it asks
+    for the reason if none is given.
     """
+    refuse_together(**{"dry-run": dry_run, "from": bool(begin)})
+    refuse_together(**{"dry-run": dry_run, "until": bool(end)})
     path = f"/api/v1/clusters/{in_path(name)}/drain"
     if dry_run:
         if not as_json:
@@ -145,9 +153,23 @@ def drain_cluster(
         print_answer(preview, as_json, _format_delays)
         return
     order = Json({"requeue": True} if requeue else {})
+    order |= {key: with_time_zone(text) for key, text in (("begin", begin), ("end", end)) if text}
     cluster = ReasonPrompt(daemon.client(), reason).post(path, order)
+    print_answer(cluster, as_json, _format_planned if begin and cluster["planned_drains"] else _format_drained)
+
+
+def _format_drained(cluster: Json) -> str:
     remaining = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
-    print_answer(cluster, as_json, lambda cluster: f"cluster {cluster['name']} is drained{remaining}")
+    return f"cluster {cluster['name']} is drained{remaining}"
+
+
+def _format_planned(cluster: Json) -> str:
+    drains = [
+        f"from {format_moment(drain['begins_at'])}"
+        + (f" to {format_moment(drain['ends_at'])}" if drain["ends_at"] else "")
+        for drain in cluster["planned_drains"]
+    ]
+    return f"cluster {cluster['name']} will be drained {', '.join(drains)} UTC"
 
 
 def _format_facts(preview: Json, *, requeue: bool) -> str:
@@ -199,9 +221,15 @@ def _count_jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
 
 
-def resume_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def resume_cluster(
+    name: Name,
+    planned: Annotated[bool, Option("--planned", help="withdraw its planned drains, too")] = False,
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> None:
     """Resume a drained cluster."""
-    print_answer(daemon.client().act_on_cluster(name, "resume"), as_json, _format_state)
+    order = Json({"planned": True}) if planned else None
+    print_answer(daemon.client().act_on_cluster(name, "resume", order), as_json, _format_state)
 
 
 def declare_lost(

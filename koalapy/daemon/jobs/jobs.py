@@ -23,7 +23,7 @@ from koalapy.daemon.jobs.submissions import ChangedMeanwhile, RelatedJobs, Resol
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
@@ -60,6 +60,9 @@ KEEPALIVE_INTERVAL_S = 15.0
 """Pause after which a client that follows a silent output is shown that the daemon is there."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
+MAX_PLANNED_DRAINS = 20
+"""Maximum number of planned drains of a cluster."""
+MAX_DRAIN_AHEAD_S = 366 * 86400.0
 
 
 class Jobs:
@@ -186,32 +189,54 @@ class Jobs:
         return self._describe(cluster)
 
     async def drain_cluster(
-        self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
+        self,
+        cluster: ClusterName,
+        caller: Identity,
+        reason: str,
+        *,
+        requeue: bool = False,
+        begin: float | None = None,
+        end: float | None = None,
     ) -> ClusterRecord:
-        """Place no further jobs on a cluster; with ``requeue`` stop and requeue those that are there.
+        """Place no further jobs on a cluster, from ``begin`` (seconds since the epoch; None: now) to ``end`` (None:
+        until it is resumed); with ``requeue`` stop and requeue those that are there at the begin.
 
-        Raise ``UsageError`` without a reason.
+        Raise ``UsageError`` without a reason or with impossible times, ``ConflictError`` with too many planned drains.
         """
         self.get_cluster(cluster)
         if not reason.strip():
             raise missing_reason(f"cluster {cluster} is to be drained", "all users see it")
+        now = self._engine.clock()
+        if begin is not None and begin > now + MAX_DRAIN_AHEAD_S:
+            reject("begin", begin, "is more than 366 days ahead", "plan it later")
+        if end is not None and end <= max(now, begin or now):
+            reject("end", end, "is not after the begin of the drain", "give a later one")
         describe_request(detail=f"requeue: {reason}" if requeue else reason)
-        await self.commit_item(WorkItem(events=(ClusterDrained(cluster, caller.user, reason, requeue),)))
+
+        def make_events() -> tuple[Event, ...]:
+            if begin is not None and len(self._queries.grid[cluster].planned_drains) >= MAX_PLANNED_DRAINS:
+                hint = f"withdraw them: koala clusters resume {cluster} --planned"
+                raise ConflictError(f"{cluster} has {MAX_PLANNED_DRAINS} planned drains, the most at a time", hint=hint)
+            return (ClusterDrained(cluster, caller.user, reason, requeue, begin, end),)
+
+        await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)
 
-    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        """Let the scheduler use a drained cluster again. Raise ``ConflictError`` if it is not drained."""
+    async def resume_cluster(self, cluster: ClusterName, *, planned: bool = False) -> ClusterRecord:
+        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains, too.
+
+        Raise ``ConflictError`` if there is nothing to withdraw.
+        """
         self.get_cluster(cluster)
 
         def make_events() -> tuple[Event, ...]:
-            if self._queries.grid[cluster].drained is None:
-                raise ConflictError(
-                    f"cluster {cluster} is not drained",
-                    field="cluster",
-                    value=cluster,
-                    hint="nothing to resume; koala clusters shows the drained ones",
-                )
-            return (ClusterResumed(cluster),)
+            status = self._queries.grid[cluster]
+            if status.drained is None and not (planned and status.planned_drains):
+                hint = "nothing to resume; koala clusters shows the drained ones"
+                if status.planned_drains:
+                    hint = f"to withdraw its planned drains: koala clusters resume {cluster} --planned"
+                raise ConflictError(f"cluster {cluster} is not drained", field="cluster", value=cluster, hint=hint)
+            return (ClusterResumed(cluster, planned),)
 
         await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)

@@ -3,6 +3,7 @@
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
+from koalapy.scheduler.attempts.drains import Drains
 from koalapy.scheduler.attempts.facts import awaits_relays, find_overdue_transfer, is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
@@ -34,11 +35,12 @@ class Deadlines:
         health: ClusterHealth,
         conditions: StartConditions,
         link_paths: LinkPaths,
+        drains: Drains,
     ) -> None:
         self._state, self._rules, self._timers = state, state.rules, state.timers
         self._confirmations, self._contact, self._attempts = confirmations, contact, attempts
         self._claiming, self._failures, self._health = claiming, failures, health
-        self._conditions, self._link_paths = conditions, link_paths
+        self._conditions, self._link_paths, self._drains = conditions, link_paths, drains
 
     def handle(self, timer: Timer, now: float) -> None:
         """Perform the action of a passed deadline."""
@@ -48,6 +50,8 @@ class Deadlines:
                     self._attempts.settle_job_of(token, now)
             case Deadline.PROBATION:
                 self._health.begin_probation(timer.cluster, timer.at)
+            case Deadline.DRAIN:
+                self._drains.handle_due(timer.cluster, now)
             case Deadline.LIMIT:
                 self._health.lift_limit(timer.cluster, timer.at)
             case Deadline.REFUSAL:

@@ -24,12 +24,11 @@ from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.promises import Promises
 from koalapy.scheduler.queue.queue import UNLIMITED, Duration, Entry, IdleSummary, PlacementQueue
+from koalapy.scheduler.rules import UNKNOWN_RUN_TIME_S
 from koalapy.scheduler.state import SchedulerState
 
 MARGIN_S = 60.0
 """Seconds that a job may hold its nodes beyond its run time."""
-UNKNOWN_RUN_TIME_S = 86400.0
-"""The expected run time of a job of which nothing is known. Nothing ends a job at this time."""
 MAX_ESTIMATE_AGE_S = 600.0
 """Seconds after which estimates are renewed."""
 ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))

@@ -140,10 +140,22 @@ class Operations(Machine):
 
     @rule(name=cluster_names, requeue=st.sampled_from([False, False, True]))
     def drain_or_resume(self, name: str, requeue: bool) -> None:
-        """Drain or resume a cluster; draining a drained one may requeue its jobs."""
+        """Drain or resume a cluster, with its planned drains; draining a drained one may requeue its jobs."""
         drained = ClusterDrained(name, "ops", "for a reason", requeue)
         is_drained = self.world.queries.grid[name].drained is not None
-        self.world.step([ClusterResumed(name) if is_drained and not requeue else drained])
+        self.world.step([ClusterResumed(name, planned=True) if is_drained and not requeue else drained])
+
+    @rule(
+        name=cluster_names,
+        begins=st.sampled_from([1.0, 100.0, 5000.0]),
+        lasts=st.sampled_from([1.0, 100.0, None]),
+        requeue=st.booleans(),
+    )
+    def plan_drain(self, name: str, begins: float, lasts: float | None, requeue: bool) -> None:
+        """Drain a cluster from a time on, which withholds its nodes from jobs that would run then."""
+        begins_at = self.world.now + begins
+        ends_at = None if lasts is None else begins_at + lasts
+        self.world.step([ClusterDrained(name, "ops", "for a time", requeue, begins_at, ends_at)])
 
     @rule(name=cluster_names)
     def clear(self, name: str) -> None:

@@ -1,0 +1,113 @@
+"""Drains: the orders of operators to place nothing on a cluster, at once or in a time to come.
+
+Before the begin of a planned drain, jobs are placed there only if they end in time, as before a reservation of all
+nodes.
+"""
+
+from math import inf
+
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.cluster import Drain
+from koalapy.model.job import JobState
+from koalapy.model.job_sizes import MAX_TIME, NodeReservation
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.facts import is_program_over
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.events import ClusterDrained, ClusterResumed
+from koalapy.scheduler.rules import UNKNOWN_RUN_TIME_S
+from koalapy.scheduler.state import Deadline, SchedulerState
+
+
+class Drains:
+    """The drains in force and the planned ones."""
+
+    def __init__(self, state: SchedulerState, attempts: Attempts) -> None:
+        self._rules, self._grid, self._ledger, self._timers = state.rules, state.grid, state.ledger, state.timers
+        self._attempts = attempts
+
+    def restore(self) -> None:
+        """Set the deadlines of the drains of an earlier daemon run."""
+        for cluster in self._grid.clusters():
+            self._set_planned(cluster, cluster.planned_drains)
+            if cluster.drained is not None:
+                self._expect_end(cluster)
+
+    def add(self, event: ClusterDrained, now: float) -> None:
+        """Drain a cluster, or plan to. An order without a reason leaves the drain in force as it is."""
+        cluster = self._grid[event.cluster]
+        drain = Drain(now, event.by, event.reason, event.begins_at, event.ends_at, event.requeue)
+        if drain.begins_at is not None and drain.begins_at > now:
+            self._set_planned(cluster, (*cluster.planned_drains, drain))
+        elif event.reason or cluster.drained is None:
+            self._begin(cluster, drain, now)
+        elif event.requeue:
+            self._requeue_jobs(event.cluster, drain, now)
+
+    def remove(self, event: ClusterResumed) -> None:
+        """End the drain in force; with ``planned`` withdraw those to come."""
+        cluster = self._grid[event.cluster]
+        if event.planned:
+            self._set_planned(cluster, ())
+        self._end(cluster)
+
+    def handle_due(self, name: ClusterName, now: float) -> None:
+        """End the drain that is over, and begin the planned ones that are due."""
+        cluster = self._grid[name]
+        if cluster.drained is not None and _end_of(cluster.drained) <= now:
+            self._end(cluster)
+        due = [drain for drain in cluster.planned_drains if (drain.begins_at or 0.0) <= now]
+        if due:
+            self._set_planned(cluster, cluster.planned_drains[len(due) :])
+        for drain in due:
+            if _end_of(drain) > max(now, _end_of(cluster.drained) if cluster.drained is not None else now):
+                self._begin(cluster, drain, now)
+            elif drain.requeue and _end_of(drain) > now:
+                self._requeue_jobs(name, drain, now)
+
+    def _begin(self, cluster: ClusterStatus, drain: Drain, now: float) -> None:
+        cluster.drained = drain
+        self._ledger.mark_cluster_changed(cluster.name)
+        self._expect_end(cluster)
+        if drain.requeue:
+            self._requeue_jobs(cluster.name, drain, now)
+
+    def _end(self, cluster: ClusterStatus) -> None:
+        cluster.drained, cluster.nodes.capacity_gained = None, True
+        self._ledger.mark_cluster_changed(cluster.name)
+
+    def _expect_end(self, cluster: ClusterStatus) -> None:
+        if cluster.drained is not None and cluster.drained.ends_at is not None:
+            self._timers.add(cluster.drained.ends_at, Deadline.DRAIN, cluster=cluster.name)
+
+    def _set_planned(self, cluster: ClusterStatus, drains: tuple[Drain, ...]) -> None:
+        """Replace the planned drains of a cluster, and reserve its nodes for them.
+
+        A job without a walltime is expected to run as long as elsewhere in plans.
+        """
+        drains = tuple(sorted(drains, key=lambda drain: drain.begins_at or 0.0))
+        lasts = self._rules.default_walltime or UNKNOWN_RUN_TIME_S
+        if drains or cluster.planned_drains:
+            cluster.planned_drains, cluster.nodes.capacity_gained = drains, True
+            cluster.nodes.drain_reservations = tuple(
+                NodeReservation("", MAX_NODES, MAX_NODES, drain.begins_at or 0.0, min(_end_of(drain), MAX_TIME), lasts)
+                for drain in drains
+            )
+            self._ledger.mark_cluster_changed(cluster.name)
+        if drains:
+            self._timers.add(drains[0].begins_at or 0.0, Deadline.DRAIN, cluster=cluster.name)
+
+    def _requeue_jobs(self, name: ClusterName, drain: Drain, now: float) -> None:
+        """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""
+        reason = f"drained: {name}" + (f": {drain.reason}" if drain.reason else " is to be empty")
+        for token in list(self._grid[name].nodes.live):
+            match = self._ledger.find(token)
+            if match is None or match[1].superseded or match[0].ending is not None:
+                continue
+            if not is_program_over(match[0], self._grid):
+                job = self._attempts.end_attempt(match[0], JobState.QUEUED, reason, now, by=drain.by, warn=True)
+                self._attempts.settle_job(job, now)
+
+
+def _end_of(drain: Drain) -> float:
+    return inf if drain.ends_at is None else drain.ends_at

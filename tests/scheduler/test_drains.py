@@ -1,0 +1,126 @@
+"""Drains that begin and end at planned times."""
+
+import pytest
+
+from koalapy.model.cluster import ClusterState
+from koalapy.model.job import JobState
+from koalapy.scheduler.events import ClusterDrained, ClusterResumed
+from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.invariants import check_nothing_remains
+from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.world import World
+
+HOUR = 3600.0
+
+
+def create_world(
+    begins: float = 2 * HOUR, ends: float | None = 4 * HOUR, *, requeue: bool = False, rules: Rules | None = None
+) -> World:
+    """Create a world in which a drain of north is planned, begin and end in seconds of its time."""
+    world = World({"north": 4, "south": 2}, rules)
+    world.step([ClusterDrained("north", "ops", "new disks", requeue, begins, ends)])
+    return world
+
+
+def state_of_north(world: World) -> ClusterState:
+    return world.queries.grid["north"].state
+
+
+def advance_to(world: World, time: float) -> None:
+    world.advance(time - world.now)
+
+
+def restart(world: World) -> None:
+    world.restart()
+    world.connect("north")
+    world.connect("south")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_planned_drain_begins_and_ends_by_itself(restarts: bool) -> None:
+    world = create_world()
+    for time, state in [(1.9, "usable"), (2.01, "drained"), (3.9, "drained"), (4.01, "usable")]:
+        if restarts:
+            restart(world)
+        advance_to(world, time * HOUR)
+        assert state_of_north(world) == state
+    check_nothing_remains(world)
+
+
+def test_job_is_placed_before_drain_only_if_it_ends_in_time() -> None:
+    world = create_world()
+    long_job = world.submit(fixed(north=2), walltime=3 * HOUR, run_time=HOUR)
+    short_job = world.submit(fixed(north=2), walltime=HOUR, run_time=HOUR)
+    unlimited_job = world.submit(fixed(north=1), run_time=HOUR)
+    world.advance(10)
+    states = [world.state(job) for job in (long_job, short_job, unlimited_job)]
+    assert states == [JobState.QUEUED, JobState.RUNNING, JobState.QUEUED]
+    assert "north has a planned drain from 02:00 to 04:00 UTC" in world.queries.waiting_reason(world.job(long_job))
+    findings = {
+        each.cluster: each.reason for each in explain(world.queries, world.job(long_job), (), world.now).clusters
+    }
+    assert "a planned drain from 02:00 to 04:00 UTC by ops: new disks" in findings["north"]
+    advance_to(world, 4 * HOUR + 60)
+    assert [world.state(job) for job in (long_job, unlimited_job)] == [JobState.RUNNING, JobState.RUNNING]
+
+
+@pytest.mark.parametrize(("rules", "starts"), [(Rules(), True), (Rules(default_walltime=50 * HOUR), False)])
+def test_job_without_walltime_counts_as_in_plans(rules: Rules, starts: bool) -> None:
+    world = create_world(48 * HOUR, None, rules=rules)
+    job = world.submit(fixed(north=2), run_time=HOUR)
+    world.advance(10)
+    assert (world.state(job) is JobState.RUNNING) == starts
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_begin_of_drain_requeues_running_jobs_only_if_asked(requeue: bool) -> None:
+    world = create_world(48 * HOUR, 50 * HOUR, requeue=requeue)
+    job = world.submit(flexible(3), run_time=100 * HOUR)
+    advance_to(world, 48 * HOUR + 60)
+    assert world.state(job) is (JobState.QUEUED if requeue else JobState.RUNNING)
+    assert any(entry.reason.startswith("drained: north: new disks") for entry in world.timeline) == requeue
+
+
+def test_order_at_once_leaves_planned_drain() -> None:
+    world = create_world()
+    world.step([ClusterDrained("north", "eve", "a fan", ends_at=HOUR)])
+    assert world.queries.grid["north"].state_reason == "by eve: a fan, until 01:00 UTC"
+    advance_to(world, HOUR + 1)
+    assert state_of_north(world) is ClusterState.USABLE
+    advance_to(world, 2 * HOUR + 1)
+    assert world.queries.grid["north"].state_reason.startswith("by ops: new disks")
+
+
+def test_overlapping_drains_end_with_the_last() -> None:
+    world = create_world()
+    world.step([ClusterDrained("north", "eve", "power", begins_at=3 * HOUR, ends_at=5 * HOUR)])
+    world.step([ClusterDrained("north", "eve", "air", begins_at=3.5 * HOUR, ends_at=3.8 * HOUR)])
+    for time, state in [(3.9, "drained"), (4.5, "drained"), (5.01, "usable")]:
+        advance_to(world, time * HOUR)
+        assert state_of_north(world) == state
+    check_nothing_remains(world)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_resume_withdraws_planned_drains_only_if_asked(planned: bool) -> None:
+    world = create_world()
+    world.step([ClusterDrained("north", "eve", "a fan")])
+    world.step([ClusterResumed("north", planned=planned)])
+    job = world.submit(fixed(north=2), walltime=3 * HOUR)
+    world.advance(10)
+    assert (world.state(job) is JobState.RUNNING) == planned
+    advance_to(world, 2 * HOUR + 1)
+    assert state_of_north(world) == ("usable" if planned else "drained")
+
+
+def test_drain_that_passed_while_the_daemon_was_down_is_forgotten() -> None:
+    world = create_world(requeue=True)
+    job = world.submit(flexible(3), walltime=HOUR, run_time=HOUR)
+    world.advance(10)
+    world.now = 5 * HOUR
+    restart(world)
+    world.advance(1)
+    assert state_of_north(world) is ClusterState.USABLE
+    assert world.queries.grid["north"].planned_drains == ()
+    assert not any(entry.reason.startswith("drained") for entry in world.timeline if entry.job == job)
