@@ -36,6 +36,13 @@ from koalapy.simulation.twin import Report
 
 GZIP = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+GROUPS = {
+    "Grid": ("/", "/clusters", "/timeline", "/network"),
+    "Work": ("/queue", "/my-jobs", "/users", "/files"),
+    "Insight": ("/history", "/capacity", "/what-if"),
+    "Admin": ("/scheduler", "/audit"),
+}
+"""The groups of the menu, with the paths of their pages."""
 SUFFIX = ".events"
 """End of the address of a page's stream."""
 
@@ -154,7 +161,7 @@ class Dashboard:
             "path": path,
             "here": f"{path}?{query}" if query else path,
             "json_path": _twin(path, query, ".json"),
-            "links": [link for link in self.links if caller is not None and caller.has_role(link.role)],
+            "menu": self._make_menu(caller),
             "caller": caller,
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
@@ -162,6 +169,15 @@ class Dashboard:
             "render_jobs": render_jobs,
             "render_nodes": render_nodes,
         }
+
+    def _make_menu(self, caller: Identity | None) -> dict[str, list[tuple[Link, int | None]]]:
+        """Return the pages that a caller may see by group, with the number of jobs or clusters of some."""
+        if caller is None:
+            return {}
+        counts = {"/queue": self.engine.stored_queued + self.engine.stored_active}
+        counts["/clusters"] = len(self.engine.queries.grid.clusters())
+        links = {link.path: (link, counts.get(link.path)) for link in self.links if caller.has_role(link.role)}
+        return {name: [links[path] for path in paths if path in links] for name, paths in GROUPS.items()}
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page without updates, such as an error or the login."""

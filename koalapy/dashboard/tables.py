@@ -277,9 +277,17 @@ def matches_text(words: str, texts: Sequence[str]) -> bool:
 
 
 def render_table(
-    definition: TableDefinition[R], view: TableView, rows: Sequence[R], now: float, *, selectable: bool = False
+    definition: TableDefinition[R],
+    view: TableView,
+    rows: Sequence[R],
+    now: float,
+    *,
+    selectable: bool = False,
+    is_main: bool = False,
 ) -> Markup:
     """Return a table as HTML, without columns that are empty unless the address names them.
+
+    ``is_main``: whether it is the table of the page, to whose first row a link at the top of the page skips.
 
     Cells name their column, since narrow screens show each row as a card.
     """
@@ -297,7 +305,7 @@ def render_table(
     if select:
         parts.append('<th class="choose"><span class="unseen">Select</span></th>')
     parts += [_heading(column, view) for column in columns]
-    parts.append("</tr></thead><tbody>\n")
+    parts += ["</tr></thead><tbody", ' id="rows" tabindex="-1"' if is_main else "", ">\n"]
     cells = [
         (
             f'<td class="{column.style}" data-name="{escape(column.title)}">'

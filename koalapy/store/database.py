@@ -50,6 +50,12 @@ LOCK_TIMEOUT_S = 10.0
 HOLDER_LOCK = 0x6B6F616C
 """First number of the advisory lock of the lease's holder; the second is the epoch."""
 _TRY_LOCK = text("select pg_try_advisory_lock(:kind, :epoch)")
+IS_LOCKED = (
+    "exists(select 1 from pg_locks where locktype = 'advisory' and granted and objsubid = 2"
+    " and database = (select oid from pg_database where datname = current_database())"
+    f" and classid::bigint = {HOLDER_LOCK} and objid::bigint = lease.epoch)"
+)
+"""SQL of whether a session holds the lock of the lease's holder."""
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
 _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
@@ -199,7 +205,7 @@ class Lease:
                 return None
             expiry: float = row["expires_at"]
             self.last_commit = row["epoch"], row["batch"]
-            if expiry > now and expiry != dead and may_live(row["holder"]):
+            if expiry > now and expiry != dead and _may_hold(connection, row["holder"]):
                 if expiry > now + LEASE_SECONDS and dead is None:
                     return expiry
                 raise _conflict_error(row["holder"])
@@ -314,9 +320,27 @@ def current_holder(engine: Engine, now: float) -> str:
         if not inspect(connection).has_table(lease.name):
             return ""
         row = connection.execute(select(lease.c.holder, lease.c.expires_at)).first()
-    if row is None or row.expires_at <= now or not may_live(row.holder):
-        return ""
+        if row is None or row.expires_at <= now or not _may_hold(connection, row.holder):
+            return ""
     return str(row.holder.rsplit(":", 1)[0])
+
+
+def check_no_holder(connection: Connection, now: float, dead: float | None) -> None:
+    """Raise ``ConflictError`` if a daemon of any version may hold the lease. Its row is locked until the transaction
+    ends.
+
+    ``dead``: the expiry of a lease that may be taken.
+    """
+    if inspect(connection).has_table(lease.name):
+        row = connection.execute(select(lease.c.holder, lease.c.expires_at).with_for_update()).first()
+        if row and row.expires_at > now and row.expires_at != dead and _may_hold(connection, row.holder):
+            raise _conflict_error(row.holder)
+
+
+def _may_hold(connection: Connection, holder: str) -> bool:
+    """Return whether the holder may still run. A process of another container may have its host name and id."""
+    is_server = connection.dialect.name == "postgresql"
+    return may_live(holder) or (is_server and bool(connection.execute(text(f"select {IS_LOCKED} from lease")).scalar()))
 
 
 def _conflict_error(holder: str) -> ConflictError:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
@@ -14,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 from koalapy.model.errors import UsageError
 from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
-from koalapy.store.database import NEW_CLAIM, Claim, Database
+from koalapy.store.database import NEW_CLAIM, Claim, Database, check_no_holder
 from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
 from koalapy.store.history import HistoryStore
 from koalapy.store.job_numbers import JobNumbers
@@ -47,10 +49,13 @@ def alembic_config() -> Config:
     return config
 
 
-def migrate(engine: Engine, revision: str = "head") -> None:
+def migrate(
+    engine: Engine, revision: str = "head", check_no_holder: Callable[[Connection], None] = lambda _: None
+) -> None:
     """Upgrade a database to a revision; do nothing if it has the revision.
 
-    Raise ``StoreUnavailable`` if there is no database, and ``UsageError`` if another version created it.
+    ``check_no_holder`` is called before an upgrade, in its transaction. Raise ``StoreUnavailable`` if there is no
+    database, and ``UsageError`` if another version created it.
     """
     config = alembic_config()
     with unavailable_is_known(), writing(engine).begin() as connection:
@@ -59,6 +64,9 @@ def migrate(engine: Engine, revision: str = "head") -> None:
             connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
         config.attributes["connection"] = connection
         try:
+            head = ScriptDirectory.from_config(config).get_current_head()
+            if MigrationContext.configure(connection).get_current_revision() != head:
+                check_no_holder(connection)
             command.upgrade(config, revision)
         except CommandError as error:
             if not isinstance(error.__cause__, ResolutionError):
@@ -123,7 +131,7 @@ def open_stores(
     engine = make_engine(url)
     if claim is None:
         return stores_in_database(Database(engine, clock, claim=None), output, is_read_only=True)
-    migrate(engine)
+    migrate(engine, check_no_holder=lambda connection: check_no_holder(connection, clock(), claim.dead))
     return stores_in_database(Database(engine, clock, claim=claim), output, None if url == MEMORY else job_numbers)
 
 

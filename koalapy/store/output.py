@@ -75,10 +75,12 @@ class OutputStore:
         if file_identity(self._directory) != self._identity:
             raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
         with self._use_stream(token) as stream:
+            stored = [replace(segment) for segment in stream.segments]
             try:
                 self._append_pieces(token, stream, pieces)
             except OSError:
-                stream.segments = self._list_segments(token)  # the files are the source of truth
+                # Files stay as they are: another daemon may have taken over, and write them.
+                stream.segments = stored
                 raise
             return stream.end
 
@@ -205,30 +207,29 @@ class OutputStore:
 
 
 class _Writing:
-    """A set of files that are written together: durable after ``sync``, restored after an error."""
+    """A set of files that are written together, and durable after ``sync``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[Path, int] = {}
-        self._before: dict[Path, int] = {}
+        self._has_new_names = False
 
     def __enter__(self) -> "_Writing":
         return self
 
     def create(self, path: Path) -> None:
-        """Open a new file, in a folder that is created if needed. An error in the ``with`` block deletes it."""
+        """Open a new file, in a folder that is created if needed."""
         if not self._folder.is_dir():
             # Another component of the job may create it at the same time.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(self._folder.parent)
         self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._before[path] = -1
+        self._has_new_names = True
 
     def write(self, path: Path, offset: int, data: bytes) -> None:
-        """Write bytes at an offset of a file. An error in the ``with`` block restores its previous length."""
+        """Write bytes at an offset of a file."""
         if path not in self._open:
             self._open[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            self._before[path] = offset
         count = 0
         while count < len(data):
             count += os.pwrite(self._open[path], data[count:], offset + count)
@@ -236,14 +237,11 @@ class _Writing:
     def sync(self) -> None:
         for descriptor in self._open.values():
             os.fsync(descriptor)
-        if -1 in self._before.values():
+        if self._has_new_names:
             sync_folder(self._folder)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for path, descriptor in self._open.items():
-            if error is not None:
-                with contextlib.suppress(OSError):
-                    path.unlink() if self._before[path] < 0 else os.ftruncate(descriptor, self._before[path])
+        for descriptor in self._open.values():
             os.close(descriptor)
 
 

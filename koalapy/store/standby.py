@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
 
-from koalapy.store.database import HOLDER_LOCK, LEASE_SECONDS, may_live
+from koalapy.store.database import IS_LOCKED, LEASE_SECONDS, may_live
 from koalapy.store.engine import make_engine, unavailable_is_known
 from koalapy.store.opening import alembic_config
 from koalapy.store.records import ClusterRecord
@@ -20,11 +20,7 @@ MAX_GAP_S = 5.0
 """Seconds between two reads after which the time before counts for nothing: this process was stopped, or the database
 did not answer, so that the holder could not renew its lease either."""
 # The columns are not named, since an earlier version, which serves during an upgrade, may have others.
-_READ_LEASE = text(
-    "select lease.*, exists(select 1 from pg_locks where locktype = 'advisory' and granted and objsubid = 2"
-    " and database = (select oid from pg_database where datname = current_database())"
-    " and classid::bigint = :kind and objid::bigint = lease.epoch) as is_locked from lease"
-)
+_READ_LEASE = text(f"select lease.*, {IS_LOCKED} as is_locked from lease")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class LeaseReader:
     def _read_state(self, connection: Connection) -> LeaseState:
         if not inspect(connection).has_table(lease.name):
             return NO_LEASE
-        row = connection.execute(_READ_LEASE, {"kind": HOLDER_LOCK}).mappings().first()
+        row = connection.execute(_READ_LEASE).mappings().first()
         if row is None:
             return NO_LEASE
         has_schema = MigrationContext.configure(connection).get_current_revision() == self._head

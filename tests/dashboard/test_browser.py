@@ -96,6 +96,33 @@ def test_keys_alone_find_a_job_and_submit_another(visitor: Any, sixty: ServedDae
     assert "again" in page.locator("h1").inner_text()
 
 
+def test_skip_link_leads_to_first_job_in_few_presses(visitor: Any) -> None:
+    page, press = visitor.open("/queue"), visitor.page.keyboard.press
+    press("Tab")
+    press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the rows"
+    press("Enter")
+    presses = 0
+    while not page.evaluate("document.activeElement.matches('#rows td a')"):
+        press("Tab")
+        presses += 1
+        assert presses < 4
+
+
+def test_menu_has_groups_of_pages_with_counts(visitor: Any, sixty: ServedDaemon) -> None:
+    menu = visitor.open("/queue").locator("#pages")
+    assert [text.lower() for text in menu.locator("h2").all_inner_texts()] == ["grid", "work", "insight", "admin"]
+    assert menu.locator("a[href='/clusters'] small").inner_text() == "60"
+    waiting_and_active = sixty.http.get("/now.json").json()
+    count = waiting_and_active["queued"] + waiting_and_active["active"]
+    assert menu.locator("a[href='/queue'] small").inner_text() == f"{count}"
+    assert menu.locator("a[aria-current=page]").get_attribute("href") == "/queue"
+    visitor.page.set_viewport_size({"width": 390, "height": 800})
+    assert not menu.is_visible()
+    visitor.page.get_by_role("button", name="Pages").click()
+    assert menu.locator("a[href='/audit']").is_visible()
+
+
 def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: ServedDaemon) -> None:
     visitor.page.add_init_script(
         "window.shift = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries())"

@@ -136,9 +136,29 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
         with pytest.raises(OSError, match="No space"):
             output.append(TOKEN, [OutputPiece(40, text)])
         monkeypatch.setattr(os, "pwrite", real)
-        assert output.size(TOKEN) == OutputStore(tmp_path, 10_000, SEGMENT).size(TOKEN) == 40
+        assert output.size(TOKEN) == 40
     assert output.append(TOKEN, [OutputPiece(40, text)]) == 140
     assert read_all(output) == [(0, 0, b"x" * 40 + text)]
+
+
+@pytest.mark.parametrize("begun", [b"", b"begun"])
+def test_failed_append_of_replaced_daemon_leaves_files_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    replaced, successor = OutputStore(tmp_path, 1000), OutputStore(tmp_path, 1000)
+    if begun:
+        replaced.append(TOKEN, [OutputPiece(0, begun)])
+    real, text = os.pwrite, begun + b"the output"
+
+    def fail_late(descriptor: int, data: bytes, offset: int) -> int:
+        monkeypatch.setattr(os, "pwrite", real)
+        successor.append(TOKEN, [OutputPiece(0, text)])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail_late)
+    with pytest.raises(OSError, match="No space"):
+        replaced.append(TOKEN, [OutputPiece(len(begun), text[len(begun) :])])
+    assert read_all(OutputStore(tmp_path, 1000)) == read_all(successor) == [(0, 0, text)]
 
 
 def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,19 @@
 """The decision of a standby daemon to take the lease of another one."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.store.database import LEASE_SECONDS, Claim, Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
+from koalapy.store.opening import migrate, open_stores
+from koalapy.store.output import OutputStore
 from koalapy.store.sql import JobStore
 from koalapy.store.standby import MAX_GAP_S, NO_LEASE, LeaseReader, LeaseState, LeaseWatch
 from tests.store.conftest import INSTALLED
@@ -137,3 +141,39 @@ def test_reader_of_tables_of_earlier_version_has_no_schema(postgresql_url: str, 
     state = lease_reader.read()
     assert (state.epoch, state.holder, state.address, state.has_schema) == (4, "elsewhere:1", "", False)
     engine.dispose()
+
+
+@pytest.mark.parametrize("dead", [None, 1030.0])
+def test_newer_daemon_migrates_under_older_one_only_if_that_is_dead(
+    url: str, tmp_path: Path, dead: float | None
+) -> None:
+    engine, output = make_engine(url), OutputStore(tmp_path / "output", 1000)
+    migrate(engine, "0005_reservation_changes")
+    with engine.begin() as connection:
+        connection.execute(text("insert into lease values (1, 'abcdef01', 4, 'elsewhere:1:1', 1030.0, 0, 0)"))
+    if dead is None:
+        with pytest.raises(ConflictError, match="another daemon"):
+            open_stores(url, output, lambda: 1000.0)
+        with engine.connect() as connection:
+            assert MigrationContext.configure(connection).get_current_revision() == "0005_reservation_changes"
+    else:
+        stores = open_stores(url, output, lambda: 1000.0, claim=Claim("", dead))
+        assert stores.jobs.epoch == 5
+        stores.jobs.close()
+    engine.dispose()
+
+
+@pytest.mark.processes
+def test_lease_of_process_with_same_name_in_another_container_is_kept_while_locked(postgresql_url: str) -> None:
+    engine = make_engine(postgresql_url)
+    migrate(engine)
+    holder = Database(engine, lambda: 1000.0)
+    with engine.begin() as connection:
+        connection.execute(text("update lease set holder = :name"), {"name": f"{socket.gethostname()}:1:another"})
+    with pytest.raises(ConflictError, match="another daemon"):
+        Database(make_engine(postgresql_url), lambda: 1001.0)
+    holder.lease.close()
+    successor = Database(make_engine(postgresql_url), lambda: 1001.0)
+    assert successor.lease.epoch == 2
+    successor.close()
+    holder.close()
