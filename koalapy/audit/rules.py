@@ -210,9 +210,9 @@ def _are_all_parts(programs: list[Run]) -> bool:
 
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether one source saw all parts of the last attempt end, and the program with 0."""
+    """Return whether one source saw all parts of the last attempt end with 0, and the daemon gave up none of them."""
     claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
-    return any(
+    return not any(claim.unreachable for claim in claims) and any(
         {run.exit_code for run in runs} in ({0}, {0, None})
         and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
         for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()

@@ -6,7 +6,16 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from random import Random
 
-from koalapy.agent.lrm.port import Finding, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import (
+    Finding,
+    Lrm,
+    LrmJob,
+    LrmJobState,
+    LrmSnapshot,
+    LrmSubmission,
+    ReservationOrder,
+    report_reservations,
+)
 from koalapy.audit.facts import Output, Run, RunKind, Source
 from koalapy.audit.readers import parse_token, token_of
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -72,6 +81,8 @@ class LyingCluster(Lrm):
         self._forgotten: list[HeldJob] = []
         self.programs: list[Program] = []
         self.local_use: set[str] = set()
+        self.reservations: dict[str, tuple[ReservationOrder, tuple[str, ...]]] = {}
+        """Orders and their nodes by name. They stay until the daemon releases them."""
         self.lies = Lies()
         self.port: Port | None = None
         self._snapshots: list[tuple[float, LrmSnapshot]] = []
@@ -121,17 +132,48 @@ class LyingCluster(Lrm):
             self.end_job(held, is_cancelled=True)
         self._lose_reply()
 
+    async def reserve_nodes(self, order: ReservationOrder) -> Sequence[str]:
+        await self._be_late()
+        if order.name not in self.reservations:
+            free = [node for node in self.node_names if node not in self._reserved_nodes()]
+            if self._random.random() < self.lies.reject or len(free) < order.nodes:
+                raise SiteRejected("too few nodes can be reserved")
+            self.reservations[order.name] = order, tuple(free[: order.nodes])
+        self._lose_reply()
+        return self.reservations[order.name][1]
+
+    async def release_reservation(self, name: str) -> None:
+        await self._be_late()
+        self.reservations.pop(name, None)
+        self._schedule()
+        self._lose_reply()
+
+    async def list_reservations(self, prefix: str) -> Sequence[str]:
+        await self._be_late()
+        self._lose_reply()
+        return [name for name in self.reservations if name.startswith(prefix)]
+
+    def _reserved_nodes(self) -> set[str]:
+        return {node for _, nodes in self.reservations.values() for node in nodes}
+
     async def take_snapshot(self) -> LrmSnapshot:
         await self._be_late()
         self._lose_reply()
         now = self._clock.monotonic()
         used = self.used_nodes()
+        kept = (self.local_use | self._reserved_nodes()) - used
+        idle = set(self.node_names) - used - kept
         snapshot = LrmSnapshot(
             len(self.node_names),
-            len(self.node_names) - len(used | self.local_use),
-            len(self.local_use),
+            len(idle),
+            len(kept),
             0,
             tuple(job.as_listed() for job in self.jobs.values()),
+            reservations=report_reservations(
+                ((order.name, nodes, order.begins, order.ends) for order, nodes in self.reservations.values()),
+                set(self.node_names),
+                set(self.node_names) - used - self.local_use,
+            ),
         )
         self._snapshots = [(at, old) for at, old in self._snapshots if at > now - 20.0] + [(now, snapshot)]
         return self._snapshots[0][1] if self._random.random() < self.lies.stale else snapshot
@@ -161,14 +203,20 @@ class LyingCluster(Lrm):
         return {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
 
     def start_jobs(self) -> None:
-        """Start waiting jobs in order while their nodes are free."""
+        """Start waiting jobs in order while their nodes are free. Those of reservations are not kept back by others."""
+        is_blocked = False
         for job in list(self.jobs.values()):
-            if job.state is not LrmJobState.QUEUED:
+            reservation = job.submission.reservation
+            if job.state is not LrmJobState.QUEUED or (is_blocked and not reservation):
                 continue
             used = self.used_nodes() | self.local_use
-            free = [node for node in self.node_names if node not in used]
+            eligible = set(self.node_names) - self._reserved_nodes()
+            if reservation:
+                eligible = set(self.reservations[reservation][1]) if reservation in self.reservations else set()
+            free = sorted(eligible - used)
             if len(free) < job.submission.nodes:
-                break
+                is_blocked = is_blocked or not reservation
+                continue
             job.nodes, job.state, job.begin = (
                 tuple(free[: job.submission.nodes]),
                 LrmJobState.RUNNING,

@@ -23,9 +23,11 @@ from koalapy.audit.readers import read_database, read_output, read_spool
 from koalapy.audit.rules import Finding, find_violations
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon import main
+from koalapy.daemon.reservations import CHECK_INTERVAL, ReservationOrder
 from koalapy.daemon.services import Services
 from koalapy.model.errors import KoalaError, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
+from koalapy.model.request import Request
 from koalapy.runner.session import derive_key
 from koalapy.store import opening
 from tests.agent.memory_agent import find_no_open_mpi
@@ -43,6 +45,8 @@ POLL_INTERVAL_S = 20.0
 TIMEOUTS = AgentTimeouts(report_interval_s=2 * POLL_INTERVAL_S, sweep_interval_s=3600.0)
 """Polls and reports without a change are rare, and no folder of a runner is there to be removed: that takes most of the
 processor time of a quiet grid."""
+ANSWER_TIMEOUT_S = 90.0
+"""Virtual seconds for which a user waits for a reservation."""
 NO_PROCESS = 2**22
 """A number that no process has."""
 SETTLING_S = 1800.0
@@ -94,6 +98,7 @@ class ProofGrid:
             running_daemon(self.settings, self.data, clock=self.clock.now, first_nonce=self._starts << 32)
         )
         self.services: Services = self.daemon.app
+        self._stack.callback(asyncio.create_task(self._check_reservations()).cancel)
 
     async def crash_daemon(self) -> None:
         """End the daemon with what is on its disk now; its last acts reach nobody."""
@@ -166,13 +171,32 @@ class ProofGrid:
         except StoreUnavailable:
             return None
         except UsageError as error:
-            if error.field != "after":
+            if error.field not in ("after", "reservation", "request"):
                 raise
             return 0
         if key:
             self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
         return job
+
+    async def reserve(self, request: Request, name: str, duration_s: float) -> bool:
+        """Reserve nodes from now on; return whether the daemon has done so."""
+        if self.daemon is None:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                order = ReservationOrder(request, self.clock.now(), duration_s, name)
+                await self.services.reservations.make(order, USER)
+        except (KoalaError, TimeoutError):
+            return False
+        return True
+
+    async def _check_reservations(self) -> None:
+        """Do the duty of the daemon that this grid needs besides its engine."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            with suppress(KoalaError):
+                await self.services.reservations.check()
 
     async def cancel(self, job: int) -> None:
         """Cancel a job, unless the daemon is away or the job has ended."""
@@ -202,12 +226,15 @@ class ProofGrid:
         while loop.time() < deadline:
             open_jobs = [job for job in self.daemon.queries.jobs() if not job.state.is_final]
             left = [job for cluster in self.clusters.values() for job in cluster.list_unended()]
-            if not open_jobs and not left:
+            reserved = [name for cluster in self.clusters.values() for name in cluster.reservations]
+            if not open_jobs and not left and not reserved:
                 return []
             await asyncio.sleep(5.0)
-        return [f"job {job.id} is {job.state}" for job in open_jobs] + [
-            f"{job.submission.name} is {job.state}" for job in left
-        ]
+        return (
+            [f"job {job.id} is {job.state}" for job in open_jobs]
+            + [f"{name} is reserved" for name in reserved]
+            + [f"{job.submission.name} is {job.state}" for job in left]
+        )
 
     def describe_end(self) -> tuple[int, int, str]:
         """Return the numbers of jobs and attempts, and a text of what the database and the clusters hold."""

@@ -90,6 +90,7 @@ def repeatable_process(loop: VirtualTimeLoop, seed: int) -> Iterator[None]:
             patch.object(time, "time", lambda: EPOCH + loop.time()),
             patch.object(time, "monotonic", loop.time),
             patch.object(time, "thread_time", lambda: 0.0),
+            patch("secrets.randbelow", random.randrange),
             patch("uuid.uuid4", lambda: UUID(int=next(numbers))),
             patch("koalapy.agent.runners.uplink.uuid4", lambda: UUID(int=next(numbers))),
         ):

@@ -13,13 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from koalapy.api.job_views import JobSubmission
 from tests.proof.databases import empty_database
 from tests.proof.grid import ProofGrid, proof_grid
 from tests.proof.loop import SingleThreadLoop, repeatable_process
 
 CLUSTERS = ("north", "south")
 LEASE_S = 60.0
-UNREACHABLE_S = 45.0
+RULES = {"unreachable_after": 45.0, "claim_grace": 30.0, "plan_after": 10.0}
 HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
 RECONNECT_S = 10.0
@@ -43,7 +44,7 @@ class Element:
 
 
 LONG_S = 500.0
-JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent")
+JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent", "wide", "script", "reserved")
 FAULT_KINDS = {
     "cut past the lease": 4,
     "long cut": 2,
@@ -118,11 +119,15 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
-    elif kind in ("array", "dependent", "long", "short"):
+    elif kind == "wide":
+        request["components"] = [_component(4, "north"), _component(3, "south")]
+    elif kind in ("array", "dependent", "long", "short", "script"):
         request = {"type": "nonfixed", "components": [_component(1)]}
     body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
     if kind == "array":
         body["array"] = f"0-{random.randint(1, 5)}%{random.randint(1, 4)}"
+    if kind == "script":
+        body |= {"command": ["steps.sh"], "script": "#!/bin/sh\ntrue\ntrue\n", "launcher": "openmpi"}
     if kind == "urgent":
         body["priority"] = "high"
     if kind == "dependent" and earlier is not None:
@@ -139,6 +144,11 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
     if element.kind in ("long", "short"):
         duration, code, repeats, cancel_after = LONG_S if element.kind == "long" else 2.0, 0, True, None
+    if element.kind == "reserved":
+        body["reservation"] = element.name
+        request = JobSubmission.model_validate(body | {"reservation": ""}).to_model().request
+        if not await grid.reserve(request, element.name, random.uniform(30.0, 300.0)):
+            return
     while (job := await grid.submit(body, duration, code, element.name)) is None:  # noqa: ASYNC110
         await asyncio.sleep(2.0)
     if not job:
@@ -235,9 +245,7 @@ class Outcome:
 async def _play(directory: Path, seed: int, elements: Collection[Element]) -> Outcome:
     loop = asyncio.get_running_loop()
     failures: list[str] = []
-    async with proof_grid(
-        directory, seed, CLUSTERS, {"lease": LEASE_S}, unreachable_after=UNREACHABLE_S, claim_grace=30.0
-    ) as grid:
+    async with proof_grid(directory, seed, CLUSTERS, {"lease": LEASE_S}, **RULES) as grid:
         await asyncio.sleep(3.0)
         acknowledged: dict[str, int] = {}
         began = loop.time()
