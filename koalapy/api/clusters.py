@@ -92,6 +92,10 @@ class PolicyList(Output):
     policies: list[PolicyView]
 
 
+class CalendarResponse(PlainTextResponse):
+    media_type = "text/calendar"
+
+
 def clusters_router(service: Jobs) -> APIRouter:
     """Return the routes that show clusters, their use and the policies, and those by which operators change them."""
     router = api_router("clusters")
@@ -101,10 +105,10 @@ def clusters_router(service: Jobs) -> APIRouter:
         """List all clusters with their nodes and state."""
         return {"clusters": [record_for(caller, record) for record in service.list_clusters()]}
 
-    @router.get("/drains.ics", response_class=PlainTextResponse)
-    async def show_calendar() -> PlainTextResponse:
+    @router.get("/drains.ics", response_class=CalendarResponse)
+    async def show_calendar() -> CalendarResponse:
         """Return the drains of all clusters as a calendar (iCalendar, RFC 5545)."""
-        return PlainTextResponse(_format_calendar(service.list_clusters()), media_type="text/calendar")
+        return CalendarResponse(_format_calendar(service.list_clusters()))
 
     @router.get("/clusters/{name}", response_model=ClusterView)
     async def show_cluster(name: Name, caller: Caller) -> Any:

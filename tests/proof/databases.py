@@ -20,8 +20,8 @@ def empty_database() -> bytes:
         return Path(folder, "koala.db").read_bytes()
 
 
-def migrate_by_copy(engine: Engine) -> None:
-    """Write a migrated database to an empty file."""
+def migrate_by_copy(engine: Engine, **_: object) -> None:
+    """Write a migrated database to an empty file; the parameters of ``migrate`` have no effect."""
     path = file_of(engine.url)
     assert path is not None
     if path.stat().st_size == 0:
