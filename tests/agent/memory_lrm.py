@@ -21,6 +21,7 @@ class MemoryLrm:
         self.open_error: SiteError | None = None
         self.opened = 0
         self.settling_s = 0.01
+        self.max_snapshot_age_s = 0.0
         self.submit_rejection: SiteError | None = None
         """The error of a submission."""
         self.force_error: SiteError | None = None

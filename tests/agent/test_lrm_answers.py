@@ -193,6 +193,31 @@ async def test_job_missing_in_unreadable_snapshot_has_not_ended(lrm: MemoryLrm, 
     assert ended["error"] == "the local resource manager no longer knows it"
 
 
+async def test_job_missing_in_snapshot_from_before_its_submission_has_not_ended(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.max_snapshot_age_s = 1e6
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "waiting")
+    job = lrm.jobs.pop("1")
+    polls = lrm.polls
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: lrm.polls > polls)
+        lrm.changed.set()
+        await daemon.wait_until(lambda: lrm.polls > polls + 1)
+        lrm.jobs["1"] = replace(job, reason="suspended by Slurm")
+        lrm.changed.set()
+        await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
+        assert daemon.status(T)["state"] == "waiting"
+        del lrm.jobs["1"]
+        lrm.max_snapshot_age_s = 0.0
+        lrm.changed.set()
+        ended = await daemon.wait_for_state(T, "ended")
+    assert ended["error"] == "the local resource manager no longer knows it"
+
+
 # Limits
 
 

@@ -54,13 +54,14 @@ class Lies:
     late_s: float = 0.0
     """Longest delay of an answer."""
     stale: float = 0.0
-    """A snapshot is repeated from up to 20 s ago."""
+    """A snapshot is repeated from up to ``max_snapshot_age_s`` ago."""
 
 
 class LyingCluster(Lrm):
     """The resource manager of one cluster: jobs wait for free nodes, start one by one, and end with their runners."""
 
     product = "the resource manager of the proof"
+    max_snapshot_age_s = 20.0
 
     def __init__(
         self,
@@ -175,7 +176,9 @@ class LyingCluster(Lrm):
                 set(self.node_names) - used - self.local_use,
             ),
         )
-        self._snapshots = [(at, old) for at, old in self._snapshots if at > now - 20.0] + [(now, snapshot)]
+        self._snapshots = [(at, old) for at, old in self._snapshots if at > now - self.max_snapshot_age_s] + [
+            (now, snapshot)
+        ]
         return self._snapshots[0][1] if self._random.random() < self.lies.stale else snapshot
 
     async def read_version(self) -> str:

@@ -124,7 +124,8 @@ class Component:
     """The reservation that has its nodes; empty for none."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
-    """When the resource manager accepted its job (monotonic); earlier snapshots say nothing about it."""
+    """When the resource manager accepted its job, or a later agent found it (monotonic); earlier snapshots say nothing
+    about it."""
     pending: str = ""
     """Why its job does not run, from the last snapshot."""
     limited: bool = False

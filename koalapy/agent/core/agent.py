@@ -218,6 +218,7 @@ class Agent:
             if component.size == 0 and component.stop is None:
                 folder.remove_folder()  # The agent ended before the command was recorded; the daemon sends it again.
                 continue
+            component.submitted_at = self._clock.monotonic()
             self._reporter.add_component(component)
             if component.ended:
                 self._files.on_component_ended(component)

@@ -284,7 +284,7 @@ class LrmJobs:
         duplicates: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
             job, superfluous = select_job(component, jobs_by_name.get((component.name, component.user), ()))
-            if component.lrm_job is None or (job is None and (component.submitted_at >= began or snapshot.unreadable)):
+            if component.lrm_job is None or (job is None and self._may_exist(component, snapshot, began)):
                 continue
             duplicates += superfluous
             for duplicate in superfluous:
@@ -297,6 +297,19 @@ class LrmJobs:
                 self._fail_unprocessable(component, job, error)
         for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending, duplicates):
             self._tasks.spawn(self._end_now(job, by_force))
+
+    def _may_exist(self, component: Component, snapshot: LrmSnapshot, began: float) -> bool:
+        """Return whether a component's job may exist that a snapshot does not list.
+
+        The snapshot may be from before the submission. That does no harm if the job has been ordered to end, or if its
+        runners have told or saved their results.
+        """
+        if snapshot.unreadable or component.submitted_at >= began:
+            return True
+        if component.stop is not None or component.submitted_at + self._lrm.max_snapshot_age_s < began:
+            return False
+        component.collect_results()
+        return not all(node.result for node in component.nodes)
 
     def _apply_job(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
         """Update a component from its job in a snapshot. Add a cancelled job that still exists to ``ending``."""

@@ -236,6 +236,8 @@ class Lrm(Protocol):
 
     product: str = "the local resource manager"
     """Its name for users."""
+    max_snapshot_age_s: float = 0.0
+    """Seconds by which a snapshot may be older than its query, as of a cache or a server that has taken over."""
 
     async def open(self) -> None:
         """Prepare for other calls. The agent calls it until it succeeds."""
@@ -306,6 +308,8 @@ class Lrm(Protocol):
 
 class PolledLrm(Lrm):
     """A resource manager that is polled at a fixed rate and keeps no key for runners."""
+
+    max_snapshot_age_s = 30.0
 
     def __init__(self, poll_interval: float) -> None:
         self._poll_interval = poll_interval
