@@ -63,7 +63,7 @@ class ResumeOrder(Input):
     """What is resumed."""
 
     planned: bool = False
-    """Whether the planned drains are withdrawn, too."""
+    """Whether the planned drains are withdrawn, in place of the one in force."""
 
 
 class LossOrder(Input):
@@ -130,11 +130,11 @@ def _format_calendar(clusters: Sequence[ClusterRecord]) -> str:
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//koalapy//drains//EN"]
     for cluster in clusters:
         for drain in filter(None, (cluster.drained, *cluster.planned_drains)):
-            begins_at = drain.begins_at or drain.at
-            text = re.sub(r"([\\;,])", r"\\\1", f"{cluster.name} is drained {drain.author}")
-            lines += ["BEGIN:VEVENT", f"UID:{cluster.name}-{drain.at:.3f}-{begins_at:.0f}@koalapy"]
-            lines += [f"DTSTAMP:{_calendar_time(drain.at)}", f"DTSTART:{_calendar_time(begins_at)}"]
-            lines += [] if drain.ends_at is None else [f"DTEND:{_calendar_time(drain.ends_at)}"]
+            until = ", until it is resumed" if drain.ends_at is None else ""
+            text = re.sub(r"([\\;,])", r"\\\1", f"{cluster.name} is drained {drain.author}{until}")
+            lines += ["BEGIN:VEVENT", f"UID:{cluster.name}-{drain.at:.3f}-{drain.since:.0f}@koalapy"]
+            lines += [f"DTSTAMP:{_calendar_time(drain.at)}", f"DTSTART:{_calendar_time(drain.since)}"]
+            lines.append("DURATION:P1D" if drain.ends_at is None else f"DTEND:{_calendar_time(drain.ends_at)}")
             lines += [f"SUMMARY:{text}", "END:VEVENT"]
     return "".join(f"{_fold(line)}\r\n" for line in [*lines, "END:VCALENDAR"])
 

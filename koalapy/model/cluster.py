@@ -88,6 +88,11 @@ class Drain:
     """Whether jobs that are there at the begin are stopped and queued again."""
 
     @property
+    def since(self) -> float:
+        """Return when it begins."""
+        return self.at if self.begins_at is None else self.begins_at
+
+    @property
     def author(self) -> str:
         """Return who ordered it and why: ``by ada: new switches``."""
         author = f"by {self.by}" if self.by else "by an operator"

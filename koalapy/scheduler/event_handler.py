@@ -109,7 +109,7 @@ class EventHandler:
             case ev.ClusterDrained():
                 self._drains.add(event, now)
             case ev.ClusterResumed():
-                self._drains.remove(event)
+                self._drains.remove(event, now)
             case ev.ClusterLost():
                 for token in self._contact.declare_lost(event, now):
                     self._attempts.settle_job_of(token, now)

@@ -121,7 +121,7 @@ class ClusterDrained:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResumed:
-    """A drained cluster may be used again; ``planned``: its planned drains are withdrawn, too."""
+    """A drained cluster may be used again; ``planned``: its planned drains are withdrawn instead."""
 
     cluster: ClusterName
     planned: bool = False

@@ -74,7 +74,8 @@ class Reservations:
         clusters = []
         for cluster in view:
             idle = parts[cluster.name] if whole else self.free_nodes(name, cluster.name)
-            offered = _with_any_nodes(cluster, idle)
+            drains = () if whole else tuple(each for each in cluster.reservations if not each.name)
+            offered = replace(_with_any_nodes(cluster, idle), reservations=drains)
             clusters.append(replace(offered, state=ClusterState.USABLE) if whole else offered)
         return view.with_clusters(clusters)
 

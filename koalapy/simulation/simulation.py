@@ -177,6 +177,9 @@ class Simulation:
             self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap)
         for job in moment.beginning.jobs:
             self._expect_start_conditions(job.spec)
+        for cluster in moment.beginning.clusters:
+            for drain in filter(None, (cluster.drained, *cluster.planned_drains)):
+                self._expect_change(drain.begins_at, drain.ends_at)
         for job in moment.jobs:
             self._planned[job.id] = plans[job.id]
             if job.state is JobState.QUEUED:
@@ -363,7 +366,10 @@ class Simulation:
 
     def _expect_start_conditions(self, spec: JobSpec) -> None:
         """Schedule the begin and the latest start of a job as events, so that no scan before them is the last one."""
-        for time in (spec.begin, latest_start(spec, self.rules)):
+        self._expect_change(spec.begin, latest_start(spec, self.rules))
+
+    def _expect_change(self, *times: float | None) -> None:
+        for time in times:
             if time is not None and time > self.now:
                 self._schedule_at(time, ARRIVES, _do_nothing)
 

@@ -52,6 +52,7 @@ async def test_planned_drain_is_listed_and_withdrawn(open_api: Open) -> None:
         ({"end": "now"}, "end"),
         ({"begin": "now+10000h"}, "begin"),
         ({"begin": "whenever"}, "begin"),
+        ({"begin": "2025-01-01T08:00"}, "begin"),
         ({"begin": "now+1h", "reason": " "}, "reason"),
     ],
 )

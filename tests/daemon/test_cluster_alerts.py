@@ -146,7 +146,7 @@ def lost_clusters(*names: str, at: float = 100.0, apart: float = 1.0) -> list[Cl
     """Return clusters of which the agents were lost one after the other."""
     clusters = [ClusterStatus(name) for name in names]
     for index, cluster in enumerate(clusters):
-        cluster.contact.last_heard = at + index * apart
+        cluster.contact.last_heard, cluster.contact.losses = at + index * apart, 1
     return clusters
 
 
@@ -167,12 +167,28 @@ async def test_agents_lost_together_in_all_sites_have_network_of_daemon_as_cause
     for number, cluster in enumerate(lost[:2]):
         cluster.nodes.live[format_token(7, 1, number, "aa")] = 3
         cluster.contact.lost_by = 3600.0 + number
-    lost[2].contact.lost_by = inf
     causes = await absence_causes([*lost, *connected_clusters("delft-2")])
     assert set(causes) == {cluster.name for cluster in lost}
     assert set(causes.values()) == {
         "4 agents were lost within 3 s, in all 3 sites: the daemon's network is the likely cause; 1 job holds 6 nodes "
-        "there; none is lost before 01:00 UTC, when the first lease ends"
+        "there; all restart by 01:00 UTC, when their leases and walltimes are over"
+    }
+    lost[2].contact.lost_by = inf
+    assert all(cause.endswith("6 nodes there") for cause in (await absence_causes(lost)).values())
+
+
+async def test_agents_that_never_connected_to_this_daemon_have_no_common_cause() -> None:
+    clusters = lost_clusters("delft-1", "leiden-1", "twente-1")
+    for cluster in clusters:
+        cluster.contact.losses = 0
+    assert set((await absence_causes(clusters)).values()) == {NOT_YET}
+
+
+async def test_agents_lost_together_in_few_of_many_sites_have_the_network_between_as_cause() -> None:
+    lost = lost_clusters("delft-1", "delft-2", "leiden-1")
+    causes = await absence_causes([*lost, *connected_clusters("twente-1", "breda-1", "gent-1")])
+    assert {cause.partition("; ")[0] for cause in causes.values()} == {
+        "3 agents were lost within 2 s, in 2 of 5 sites: the network between them and the daemon is the likely cause"
     }
 
 

@@ -9,6 +9,7 @@ from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
 
 HOUR = 3600.0
@@ -103,15 +104,41 @@ def test_overlapping_drains_end_with_the_last() -> None:
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_resume_withdraws_planned_drains_only_if_asked(planned: bool) -> None:
+def test_planned_drains_and_the_one_in_force_are_withdrawn_apart(planned: bool) -> None:
     world = create_world()
     world.step([ClusterDrained("north", "eve", "a fan")])
     world.step([ClusterResumed("north", planned=planned)])
+    assert state_of_north(world) == ("drained" if planned else "usable")
+    assert len(world.queries.grid["north"].planned_drains) == (not planned)
     job = world.submit(fixed(north=2), walltime=3 * HOUR)
     world.advance(10)
-    assert (world.state(job) is JobState.RUNNING) == planned
+    assert world.state(job) is JobState.QUEUED
     advance_to(world, 2 * HOUR + 1)
-    assert state_of_north(world) == ("usable" if planned else "drained")
+    assert world.queries.grid["north"].state_reason.startswith("by eve" if planned else "by ops")
+
+
+def test_planned_drain_covered_by_one_without_end_begins_when_that_is_resumed() -> None:
+    world = create_world()
+    world.step([ClusterDrained("north", "eve", "a switch")])
+    advance_to(world, 3 * HOUR)
+    restart(world)
+    assert world.queries.grid["north"].state_reason == "by eve: a switch"
+    world.step([ClusterResumed("north")])
+    assert world.queries.grid["north"].state_reason.startswith("by ops: new disks, until")
+    advance_to(world, 4 * HOUR + 1)
+    assert state_of_north(world) is ClusterState.USABLE
+    assert world.queries.grid["north"].planned_drains == ()
+
+
+def test_job_that_shares_nodes_is_placed_before_drain_only_if_it_ends_in_time() -> None:
+    world = SharingWorld({"north": 1})
+    first = world.share(walltime=HOUR, run_time=HOUR)
+    world.advance(5)
+    world.step([ClusterDrained("north", "ops", "new disks", False, 2 * HOUR, 4 * HOUR)])
+    long_job, short_job = world.share(walltime=3 * HOUR), world.share(walltime=HOUR, run_time=HOUR)
+    world.advance(20)
+    states = [world.state(job) for job in (first, short_job, long_job)]
+    assert states == [JobState.RUNNING, JobState.RUNNING, JobState.QUEUED]
 
 
 def test_drain_that_passed_while_the_daemon_was_down_is_forgotten() -> None:

@@ -425,7 +425,10 @@ class LrmJobs:
         connected runner has a job: search for it without limit, since its program may run.
         """
         monitor, lrm, attempt = self._monitor, self._lrm, 0
+        failed = SiteUnavailable("no job of its name was found")
         while True:
+            if (known := next((node.lrm_job for node in component.nodes if node.lrm_job), None)) is not None:
+                return known
             attempt += 1
             has_job = any(node.phase for node in component.nodes)
             try:

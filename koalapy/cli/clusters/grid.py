@@ -137,7 +137,7 @@ def drain_cluster(
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason.
+    """Drain a cluster: running jobs continue, nothing more is placed. A second order replaces the first.
 
     Before a planned begin (--from), jobs are placed there only if their walltime ends in time. On a terminal it asks
     for the reason if none is given.
@@ -159,8 +159,10 @@ def drain_cluster(
 
 
 def _format_drained(cluster: Json) -> str:
+    ends_at = cluster["drained"]["ends_at"] if cluster["drained"] else None
+    until = f" until {format_moment(ends_at)} UTC" if ends_at else ""
     remaining = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
-    return f"cluster {cluster['name']} is drained{remaining}"
+    return f"cluster {cluster['name']} is drained{until}{remaining}"
 
 
 def _format_planned(cluster: Json) -> str:
@@ -223,7 +225,7 @@ def _count_jobs(count: int) -> str:
 
 def resume_cluster(
     name: Name,
-    planned: Annotated[bool, Option("--planned", help="withdraw its planned drains, too")] = False,
+    planned: Annotated[bool, Option("--planned", help="withdraw its planned drains instead")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:

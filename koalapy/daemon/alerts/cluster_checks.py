@@ -104,7 +104,7 @@ class ClusterChecks:
         absent = [
             cluster
             for cluster in self._clusters()
-            if not cluster.has_agent and cluster.contact.last_heard is not None and cluster.drained is None
+            if not cluster.has_agent and cluster.contact.losses and cluster.drained is None
             if cluster.name not in self._embedded and not self._is_rejected(cluster.name, now)
         ]
         absent.sort(key=lambda cluster: cluster.contact.last_heard or 0.0)
@@ -178,16 +178,19 @@ def describe_common_loss(
         what += f", all in the site {site}: its network or its power is the likely cause"
         remedy = f"ask the site {site} about its network and its power"
     else:
-        where = f"all {len(sites)}" if sites == all_sites else f"{len(sites)} of {len(all_sites)}"
-        what += f", in {where} sites: the daemon's network is the likely cause"
+        where = f"all {len(sites)} sites" if sites == all_sites else f"{len(sites)} of {len(all_sites)} sites"
+        cause = "the daemon's network" if 2 * len(sites) > len(all_sites) else "the network between them and the daemon"
+        what += f", in {where}: {cause} is the likely cause"
         remedy = "look at the network of the daemon's host: its routes and firewall, and whether head nodes reach it"
     jobs = {parse_token(token).job for cluster in lost for token in cluster.nodes.live}
     if not jobs:
         return f"{what}; no jobs have nodes there", remedy
     nodes = format_nodes(sum(sum(cluster.nodes.live.values()) for cluster in lost))
     stake = f"1 job holds {nodes} there" if len(jobs) == 1 else f"{len(jobs)} jobs hold {nodes} there"
-    ends = [at for cluster in lost if (at := cluster.contact.lost_by) is not None and isfinite(at)]
-    until = f"; none is lost before {format_time(min(ends), now)} UTC, when the first lease ends" if ends else ""
+    ends = [at for cluster in lost if (at := cluster.contact.lost_by) is not None]
+    until = ""
+    if ends and isfinite(max(ends)):
+        until = f"; all restart by {format_time(max(ends), now)} UTC, when their leases and walltimes are over"
     return f"{what}; {stake}{until}", remedy
 
 

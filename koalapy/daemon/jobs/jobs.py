@@ -62,7 +62,8 @@ MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
 MAX_PLANNED_DRAINS = 20
 """Maximum number of planned drains of a cluster."""
-MAX_DRAIN_AHEAD_S = 366 * 86400.0
+MAX_DRAIN_AHEAD_S, MAX_DRAIN_LATE_S = 366 * 86400.0, 60.0
+"""Seconds from now within which a drain may begin: clocks differ."""
 
 
 class Jobs:
@@ -207,6 +208,8 @@ class Jobs:
         if not reason.strip():
             raise missing_reason(f"cluster {cluster} is to be drained", "all users see it")
         now = self._engine.clock()
+        if begin is not None and begin < now - MAX_DRAIN_LATE_S:
+            reject("begin", begin, "has passed", "give a time to come, or leave it out to drain at once")
         if begin is not None and begin > now + MAX_DRAIN_AHEAD_S:
             reject("begin", begin, "is more than 366 days ahead", "plan it later")
         if end is not None and end <= max(now, begin or now):
@@ -223,15 +226,18 @@ class Jobs:
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName, *, planned: bool = False) -> ClusterRecord:
-        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains, too.
+        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains instead.
 
-        Raise ``ConflictError`` if there is nothing to withdraw.
+        Raise ``ConflictError`` if there are none.
         """
         self.get_cluster(cluster)
 
         def make_events() -> tuple[Event, ...]:
             status = self._queries.grid[cluster]
-            if status.drained is None and not (planned and status.planned_drains):
+            if planned and not status.planned_drains:
+                hint = "koala clusters show NAME shows them"
+                raise ConflictError(f"cluster {cluster} has no planned drains", field="planned", value=True, hint=hint)
+            if not planned and status.drained is None:
                 hint = "nothing to resume; koala clusters shows the drained ones"
                 if status.planned_drains:
                     hint = f"to withdraw its planned drains: koala clusters resume {cluster} --planned"

@@ -16,7 +16,7 @@ from koalapy.scheduler.attempts.facts import is_program_over
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import UNKNOWN_RUN_TIME_S
-from koalapy.scheduler.state import Deadline, SchedulerState
+from koalapy.scheduler.state import Deadline, SchedulerState, Timer
 
 
 class Drains:
@@ -24,14 +24,16 @@ class Drains:
 
     def __init__(self, state: SchedulerState, attempts: Attempts) -> None:
         self._rules, self._grid, self._ledger, self._timers = state.rules, state.grid, state.ledger, state.timers
-        self._attempts = attempts
+        self._state, self._attempts = state, attempts
 
     def restore(self) -> None:
         """Set the deadlines of the drains of an earlier daemon run."""
         for cluster in self._grid.clusters():
-            self._set_planned(cluster, cluster.planned_drains)
+            if cluster.planned_drains:
+                self._set_planned(cluster, cluster.planned_drains)
+                self._expect(cluster, cluster.planned_drains[0].begins_at)
             if cluster.drained is not None:
-                self._expect_end(cluster)
+                self._expect(cluster, cluster.drained.ends_at)
 
     def add(self, event: ClusterDrained, now: float) -> None:
         """Drain a cluster, or plan to. An order without a reason leaves the drain in force as it is."""
@@ -40,50 +42,62 @@ class Drains:
         if drain.begins_at is not None and drain.begins_at > now:
             self._set_planned(cluster, (*cluster.planned_drains, drain))
         elif event.reason or cluster.drained is None:
-            self._begin(cluster, drain, now)
-        elif event.requeue:
+            self._begin(cluster, drain)
+        if event.requeue and cluster.drained is not None and drain not in cluster.planned_drains:
             self._requeue_jobs(event.cluster, drain, now)
 
-    def remove(self, event: ClusterResumed) -> None:
-        """End the drain in force; with ``planned`` withdraw those to come."""
+    def remove(self, event: ClusterResumed, now: float) -> None:
+        """End the drain in force, so that planned ones that it covered begin; with ``planned`` withdraw those only."""
         cluster = self._grid[event.cluster]
         if event.planned:
             self._set_planned(cluster, ())
-        self._end(cluster)
+        else:
+            self._end(cluster)
+            self._begin_due(cluster, now)
 
-    def handle_due(self, name: ClusterName, now: float) -> None:
+    def handle_due(self, timer: Timer, now: float) -> None:
         """End the drain that is over, and begin the planned ones that are due."""
-        cluster = self._grid[name]
+        cluster = self._grid[timer.cluster]
         if cluster.drained is not None and _end_of(cluster.drained) <= now:
             self._end(cluster)
-        due = [drain for drain in cluster.planned_drains if (drain.begins_at or 0.0) <= now]
-        if due:
-            self._set_planned(cluster, cluster.planned_drains[len(due) :])
-        for drain in due:
-            if _end_of(drain) > max(now, _end_of(cluster.drained) if cluster.drained is not None else now):
-                self._begin(cluster, drain, now)
-            elif drain.requeue and _end_of(drain) > now:
-                self._requeue_jobs(name, drain, now)
+        for drain in cluster.planned_drains:
+            if drain.requeue and timer.at <= (drain.begins_at or 0.0) <= now < _end_of(drain):
+                self._requeue_jobs(cluster.name, drain, now)
+        self._begin_due(cluster, now)
 
-    def _begin(self, cluster: ClusterStatus, drain: Drain, now: float) -> None:
+    def _begin_due(self, cluster: ClusterStatus, now: float) -> None:
+        """Put the due drain with the latest end in force, if that is later than the end of the one in force.
+
+        Those that it covers stay planned until they are over: it may be resumed before.
+        """
+        planned = [drain for drain in cluster.planned_drains if _end_of(drain) > now]
+        due = [drain for drain in planned if (drain.begins_at or 0.0) <= now]
+        latest = max(due, key=_end_of, default=None)
+        if latest is not None and (cluster.drained is None or _end_of(latest) > _end_of(cluster.drained)):
+            planned.remove(latest)
+            self._begin(cluster, latest)
+        if len(planned) < len(cluster.planned_drains):
+            self._set_planned(cluster, tuple(planned))
+        elif coming := [drain for drain in planned if drain not in due]:
+            self._expect(cluster, coming[0].begins_at)
+
+    def _begin(self, cluster: ClusterStatus, drain: Drain) -> None:
         cluster.drained = drain
         self._ledger.mark_cluster_changed(cluster.name)
-        self._expect_end(cluster)
-        if drain.requeue:
-            self._requeue_jobs(cluster.name, drain, now)
+        self._expect(cluster, drain.ends_at)
 
     def _end(self, cluster: ClusterStatus) -> None:
         cluster.drained, cluster.nodes.capacity_gained = None, True
         self._ledger.mark_cluster_changed(cluster.name)
 
-    def _expect_end(self, cluster: ClusterStatus) -> None:
-        if cluster.drained is not None and cluster.drained.ends_at is not None:
-            self._timers.add(cluster.drained.ends_at, Deadline.DRAIN, cluster=cluster.name)
+    def _expect(self, cluster: ClusterStatus, at: float | None) -> None:
+        if at is not None:
+            self._timers.add(at, Deadline.DRAIN, cluster=cluster.name)
 
     def _set_planned(self, cluster: ClusterStatus, drains: tuple[Drain, ...]) -> None:
         """Replace the planned drains of a cluster, and reserve its nodes for them.
 
-        A job without a walltime is expected to run as long as elsewhere in plans.
+        A job without a walltime is expected to run for ``default_walltime``, or a day.
         """
         drains = tuple(sorted(drains, key=lambda drain: drain.begins_at or 0.0))
         lasts = self._rules.default_walltime or UNKNOWN_RUN_TIME_S
@@ -94,8 +108,8 @@ class Drains:
                 for drain in drains
             )
             self._ledger.mark_cluster_changed(cluster.name)
-        if drains:
-            self._timers.add(drains[0].begins_at or 0.0, Deadline.DRAIN, cluster=cluster.name)
+        now = self._state.now
+        self._expect(cluster, next((drain.begins_at for drain in drains if (drain.begins_at or 0.0) > now), None))
 
     def _requeue_jobs(self, name: ClusterName, drain: Drain, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""

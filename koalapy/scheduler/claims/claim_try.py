@@ -92,6 +92,8 @@ class ClaimTry:
     def _available(self, cluster: ClusterName) -> int:
         """Return the idle nodes of a cluster that the job may have."""
         if self._spec.reservation:
+            if self._is_drained_soon(cluster):
+                return 0
             return self._state.reservations.free_nodes(self._spec.reservation, cluster)
         nodes, now = self._grid[cluster].nodes, self._state.now
         reserved = 0
@@ -126,14 +128,20 @@ class ClaimTry:
     def _may_preempt(self, component: Component, preemption: Preemption) -> bool:
         """Return whether preemption can free the nodes of a component: not if only some of the cluster serve."""
         status, nodes = self._grid[component.cluster], self._filters.get(component.rank, ANY_NODE)
+        if self._is_drained_soon(component.cluster):
+            return False
         if not status.nodes.classes.admits_all(nodes) or self._parts_of(component.cluster):
             return False
         return component.size + self._count_taken(component.cluster) <= preemption.available(status)
 
     def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
         """Return the partly used nodes that the job may share on a cluster."""
-        status = self._grid[cluster]
-        return status.nodes.parts if self._spec.share else ()
+        return self._grid[cluster].nodes.parts if self._spec.share and not self._is_drained_soon(cluster) else ()
+
+    def _is_drained_soon(self, cluster: ClusterName) -> bool:
+        """Return whether a planned drain would begin before the job ends."""
+        drains = self._grid[cluster].nodes.drain_reservations
+        return any(drain.bars(self._spec.walltime, self._state.now) for drain in drains)
 
     @property
     def view(self) -> GridView:

@@ -70,7 +70,7 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
     if cluster.state is ClusterState.USABLE:
         return ""
     if cluster.drained is not None:
-        return f"drained since {format_time(cluster.drained.at, now)} {cluster.state_reason}"
+        return f"drained since {format_time(cluster.drained.since, now)} {cluster.state_reason}"
     if cluster.state is ClusterState.UNREACHABLE:
         heard = None if cluster.contact.connected else cluster.contact.last_heard
         since = "" if heard is None else f" since {format_time(heard, now)}"

@@ -140,10 +140,14 @@ class Operations(Machine):
 
     @rule(name=cluster_names, requeue=st.sampled_from([False, False, True]))
     def drain_or_resume(self, name: str, requeue: bool) -> None:
-        """Drain or resume a cluster, with its planned drains; draining a drained one may requeue its jobs."""
+        """Drain or resume a cluster; draining a drained one may requeue its jobs."""
         drained = ClusterDrained(name, "ops", "for a reason", requeue)
         is_drained = self.world.queries.grid[name].drained is not None
-        self.world.step([ClusterResumed(name, planned=True) if is_drained and not requeue else drained])
+        self.world.step([ClusterResumed(name) if is_drained and not requeue else drained])
+
+    @rule(name=cluster_names)
+    def withdraw_drains(self, name: str) -> None:
+        self.world.step([ClusterResumed(name, planned=True)])
 
     @rule(
         name=cluster_names,
