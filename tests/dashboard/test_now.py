@@ -1,6 +1,7 @@
 """The overview and the pages of clusters, with actions of operators."""
 
 import re
+from contextlib import closing
 
 import httpx2
 import pytest
@@ -118,6 +119,18 @@ def test_cluster_action_of_user_is_rejected(daemon: ServedDaemon, action: str) -
     assert "this needs the role operator" in answer.text
     assert daemon.http.get("/api/v1/clusters/north").json()["drained"] is None
     alice.close()
+
+
+def test_drain_is_planned_and_withdrawn_by_forms(daemon: ServedDaemon) -> None:
+    with closing(Person(daemon, create_token(daemon, "olga", "operator"))) as olga:
+        times = {"begin": "now+20h", "end": "now+24h"}
+        path = "/clusters/north"
+        refused = olga.send_form(path, f"{path}/drain", reason="new disks", **times | {"end": "now"})
+        assert (refused.status_code, "end is" in refused.text) == (422, True)
+        assert olga.send_form(path, f"{path}/drain", reason="new disks", **times).status_code == 303
+        assert re.search(r"To be drained from .*\sto .* by olga: new disks", olga.get_page(path), re.DOTALL)
+        assert olga.send_form(path, f"{path}/resume", planned="true").status_code == 303
+        assert "To be drained" not in olga.get_page(path)
 
 
 def test_page_shows_changes_without_reload(visit: Visit, grid: EmbeddedGrid) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import Name, may_see_errors
+from koalapy.api.clusters import DrainOrder, Name, may_see_errors
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
@@ -16,7 +16,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
-from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
+from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate, parse_body
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
 from koalapy.dashboard.pages.timeline import active_components, make_bars
@@ -104,6 +104,7 @@ class ClusterPage:
     """Its active alerts by cause, acknowledged ones last."""
     silenced: Sequence[AlertRow]
     drained: Drain | None
+    planned_drains: Sequence[Drain]
     health: HealthStatus
     """Consecutive errors, and probation."""
     threshold: int
@@ -276,6 +277,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             groups=groups,
             silenced=silenced,
             drained=status.drained,
+            planned_drains=status.planned_drains,
             health=shown_health(status.health, is_operator=is_operator),
             threshold=queries.rules.error_threshold,
             limit="" if status.health.limit is None else str(status.health.limit),
@@ -327,12 +329,15 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:
-        await services.jobs.drain_cluster(name, caller, form.reason, requeue=bool(form.get("requeue")))
+        given = {key: value for key in ("begin", "end") if (value := form.get(key))}
+        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
+        times = {"begin": order.begin, "end": order.end}
+        await services.jobs.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
         return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
-        await services.jobs.resume_cluster(name)
+        await services.jobs.resume_cluster(name, planned=bool(form.get("planned")))
         return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
