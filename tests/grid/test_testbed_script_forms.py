@@ -136,7 +136,7 @@ wc -l <$PE_HOSTFILE
         "Grid Engine, ranks",
         """\
 #!/bin/sh
-#$ -pe openmpi 4
+#$ -cwd -pe openmpi 4
 #$-l h_rt=600
 mpirun -np $NSLOTS ./show OMPI_COMM_WORLD_RANK NSLOTS NHOSTS JOB_ID
 awk '{slots += $2} END {print NR, slots}' $PE_HOSTFILE
@@ -150,7 +150,7 @@ awk '{slots += $2} END {print NR, slots}' $PE_HOSTFILE
         """\
 #!/bin/bash
 #$ -t 1-4:3 -tc 1
-#$ -j y -r n
+#$ -j y -r n -cwd
 ./show SGE_TASK_ID SGE_TASK_FIRST SGE_TASK_LAST SGE_TASK_STEPSIZE JOB_ID
 """,
         {

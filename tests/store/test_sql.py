@@ -53,6 +53,7 @@ def test_lease_of_dead_process_is_taken_at_once(store: JobStore, url: str) -> No
     dead = store.database.lease.holder.rsplit(":", 1)[0] + ":0"
     with store.database.engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
+    store.database.lease.close()  # the session in PostgreSQL has ended with its process
     successor = JobStore(Database(make_engine(url), lambda: 1001.0))
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 
