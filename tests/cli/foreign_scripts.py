@@ -245,6 +245,7 @@ echo "job $JOB_ID"
         ),
         changes=(
             ("#$ -pe openmpi 4\n", "#KOALA --flexible 2 --ppn 2\n"),
+            ("#$ -V\n", "#$ -V -cwd\n"),
             (",mem_free=4G", ""),
             ("$NSLOTS -machinefile $PE_HOSTFILE", "$KOALA_SLOTS -hostfile $KOALA_HOSTFILE"),
             ("$JOB_ID", "$KOALA_JOB_ID"),
