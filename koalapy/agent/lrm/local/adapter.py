@@ -71,6 +71,7 @@ class LocalLrm:
     All other jobs are background load.
     """
 
+    max_snapshot_age_s = 0.0
     product = "the local resource manager"
 
     def __init__(
