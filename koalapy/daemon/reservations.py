@@ -22,7 +22,7 @@ from koalapy.model.job_sizes import count_peak
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Refusal
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request, has_settings
-from koalapy.model.reservation import MAX_SPAN_S, Reservation, ReservationState, ReservedPart
+from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S, Reservation, ReservationState, ReservedPart
 from koalapy.model.wording import format_duration, format_list, format_nodes, format_utc
 from koalapy.scheduler.events import ReservationChanged
 from koalapy.store.service_tables import ReservationStore
@@ -34,8 +34,6 @@ CHECK_INTERVAL = 15.0
 """Seconds between two comparisons of the reservations with those of the clusters."""
 RESERVE_TIMEOUT_S = 60.0
 """Seconds in which a cluster must answer whether it reserves nodes."""
-MAX_LATE_S = 60.0
-"""Seconds by which a begin may have passed; the reservation then begins at once."""
 START_S = 60.0
 """Seconds in which a job must be able to start, or a tenth of a short reservation."""
 KEPT_S = 90 * 86400.0

@@ -39,23 +39,25 @@ class NodeReservation:
     default_walltime: Seconds = MAX_TIME
     """Seconds that the resource manager gives to jobs without a walltime."""
 
+    @property
+    def is_drain(self) -> bool:
+        """Return whether it is a planned drain, which is of all nodes and has no name."""
+        return not self.name
+
     def bars(self, walltime: float | None, now: float) -> bool:
         """Return whether a job that starts now would run between begin and end."""
         end = now + (self.default_walltime if walltime is None else walltime) + 60  # it may count whole minutes
         return self.begins < end and now < self.ends
 
     def describe(self, now: float) -> str:
-        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over.
-
-        One without a name is a planned drain.
-        """
+        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over."""
         ends = "" if self.ends >= MAX_TIME else format_utc(self.ends, now)
         if self.begins > now:
             begins = format_time(self.begins, now) if ends else format_utc(self.begins, now)
             when = f" from {begins}" + (f" to {ends}" if ends else "")
         else:
             when = f" until {ends}" if ends else ""
-        subject = f"{format_nodes(self.nodes)} reserved" if self.name else "a planned drain"
+        subject = "a planned drain" if self.is_drain else f"{format_nodes(self.nodes)} reserved"
         return f"{subject}{when}" if self.ends > now else ""
 
 

@@ -8,7 +8,9 @@ from koalapy.model.field import Length
 from koalapy.model.request import ClusterName, Name
 
 MAX_SPAN_S = 366 * 86400.0
-"""The longest time from now to the end of a reservation, in seconds."""
+"""The longest time from now to the end of a reservation, or to the begin of a drain, in seconds."""
+MAX_LATE_S = 60.0
+"""Seconds by which the begin of a reservation or a drain may have passed; it then begins at once."""
 
 
 class ReservationState(StrEnum):

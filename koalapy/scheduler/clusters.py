@@ -174,7 +174,7 @@ class ClusterStatus:
         """Return the present and coming reservations of its nodes and its planned drains, as of the last report."""
         now = self.reported_at or 0.0
         drains = zip(self.nodes.drain_reservations, self.planned_drains, strict=False)  # none before jobs are restored
-        texts = [each.describe(now) for each in self.nodes.reservations if each.name]
+        texts = [each.describe(now) for each in self.nodes.reservations if not each.is_drain]
         return [*filter(None, texts), *(f"{each.describe(now)} {drain.author}" for each, drain in drains)]
 
     def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:

@@ -74,7 +74,7 @@ class Reservations:
         clusters = []
         for cluster in view:
             idle = parts[cluster.name] if whole else self.free_nodes(name, cluster.name)
-            drains = () if whole else tuple(each for each in cluster.reservations if not each.name)
+            drains = () if whole else tuple(each for each in cluster.reservations if each.is_drain)
             offered = replace(_with_any_nodes(cluster, idle), reservations=drains)
             clusters.append(replace(offered, state=ClusterState.USABLE) if whole else offered)
         return view.with_clusters(clusters)

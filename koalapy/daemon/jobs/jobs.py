@@ -31,6 +31,7 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority, describe_cha
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
+from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -62,8 +63,6 @@ MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
 MAX_PLANNED_DRAINS = 20
 """Maximum number of planned drains of a cluster."""
-MAX_DRAIN_AHEAD_S, MAX_DRAIN_LATE_S = 366 * 86400.0, 60.0
-"""Seconds from now within which a drain may begin: clocks differ."""
 
 
 class Jobs:
@@ -208,9 +207,9 @@ class Jobs:
         if not reason.strip():
             raise missing_reason(f"cluster {cluster} is to be drained", "all users see it")
         now = self._engine.clock()
-        if begin is not None and begin < now - MAX_DRAIN_LATE_S:
+        if begin is not None and begin < now - MAX_LATE_S:
             reject("begin", begin, "has passed", "give a time to come, or leave it out to drain at once")
-        if begin is not None and begin > now + MAX_DRAIN_AHEAD_S:
+        if begin is not None and begin > now + MAX_SPAN_S:
             reject("begin", begin, "is more than 366 days ahead", "plan it later")
         if end is not None and end <= max(now, begin or now):
             reject("end", end, "is not after the begin of the drain", "give a later one")

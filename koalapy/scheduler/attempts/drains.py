@@ -31,7 +31,7 @@ class Drains:
         for cluster in self._grid.clusters():
             if cluster.planned_drains:
                 self._set_planned(cluster, cluster.planned_drains)
-                self._expect(cluster, cluster.planned_drains[0].begins_at)
+                self._expect(cluster, cluster.planned_drains[0].since)
             if cluster.drained is not None:
                 self._expect(cluster, cluster.drained.ends_at)
 
@@ -39,7 +39,7 @@ class Drains:
         """Drain a cluster, or plan to. An order without a reason leaves the drain in force as it is."""
         cluster = self._grid[event.cluster]
         drain = Drain(now, event.by, event.reason, event.begins_at, event.ends_at, event.requeue)
-        if drain.begins_at is not None and drain.begins_at > now:
+        if drain.since > now:
             self._set_planned(cluster, (*cluster.planned_drains, drain))
         elif event.reason or cluster.drained is None:
             self._begin(cluster, drain)
@@ -61,7 +61,7 @@ class Drains:
         if cluster.drained is not None and _end_of(cluster.drained) <= now:
             self._end(cluster)
         for drain in cluster.planned_drains:
-            if drain.requeue and timer.at <= (drain.begins_at or 0.0) <= now < _end_of(drain):
+            if drain.requeue and timer.at <= drain.since <= now < _end_of(drain):
                 self._requeue_jobs(cluster.name, drain, now)
         self._begin_due(cluster, now)
 
@@ -71,15 +71,12 @@ class Drains:
         Those that it covers stay planned until they are over: it may be resumed before.
         """
         planned = [drain for drain in cluster.planned_drains if _end_of(drain) > now]
-        due = [drain for drain in planned if (drain.begins_at or 0.0) <= now]
+        due = [drain for drain in planned if drain.since <= now]
         latest = max(due, key=_end_of, default=None)
         if latest is not None and (cluster.drained is None or _end_of(latest) > _end_of(cluster.drained)):
             planned.remove(latest)
             self._begin(cluster, latest)
-        if len(planned) < len(cluster.planned_drains):
-            self._set_planned(cluster, tuple(planned))
-        elif coming := [drain for drain in planned if drain not in due]:
-            self._expect(cluster, coming[0].begins_at)
+        self._set_planned(cluster, tuple(planned))
 
     def _begin(self, cluster: ClusterStatus, drain: Drain) -> None:
         cluster.drained = drain
@@ -99,17 +96,17 @@ class Drains:
 
         A job without a walltime is expected to run for ``default_walltime``, or a day.
         """
-        drains = tuple(sorted(drains, key=lambda drain: drain.begins_at or 0.0))
+        drains = tuple(sorted(drains, key=lambda drain: drain.since))
         lasts = self._rules.default_walltime or UNKNOWN_RUN_TIME_S
         if drains or cluster.planned_drains:
             cluster.planned_drains, cluster.nodes.capacity_gained = drains, True
             cluster.nodes.drain_reservations = tuple(
-                NodeReservation("", MAX_NODES, MAX_NODES, drain.begins_at or 0.0, min(_end_of(drain), MAX_TIME), lasts)
+                NodeReservation("", MAX_NODES, MAX_NODES, drain.since, min(_end_of(drain), MAX_TIME), lasts)
                 for drain in drains
             )
             self._ledger.mark_cluster_changed(cluster.name)
         now = self._state.now
-        self._expect(cluster, next((drain.begins_at for drain in drains if (drain.begins_at or 0.0) > now), None))
+        self._expect(cluster, next((drain.since for drain in drains if drain.since > now), None))
 
     def _requeue_jobs(self, name: ClusterName, drain: Drain, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""

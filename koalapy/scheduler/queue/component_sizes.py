@@ -49,7 +49,7 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tupl
         barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now)]
         if barring:
             reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
-            parts = cluster.parts if all(each.name for each in barring) else ()  # a drain is of all nodes
+            parts = () if any(each.is_drain for each in barring) else cluster.parts
             changed.append(replace(cluster.with_idle(max(0, cluster.idle - reserved)), parts=parts))
             texts += [f"; {cluster.name} has {reservation.describe(now)}" for reservation in barring]
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
