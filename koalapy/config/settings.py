@@ -48,8 +48,8 @@ from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import parse_bandwidth, parse_seconds, suggest_names
-from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
+from koalapy.simulation.record.settings import Recording
 
 MAX_TEXT_LENGTH = 1024 * 1024
 """Maximum characters of any text. Pydantic rejects text that UTF-8 cannot encode only if its length is limited."""
