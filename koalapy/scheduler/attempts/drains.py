@@ -29,8 +29,7 @@ class Drains:
     def restore(self) -> None:
         """Set the deadlines of the drains of an earlier daemon run."""
         for cluster in self._grid.clusters():
-            if cluster.planned_drains:
-                self._set_planned(cluster, cluster.planned_drains)
+            self._set_planned(cluster, cluster.planned_drains)
             self._set_deadline(cluster, after=-inf)
 
     def add(self, event: ClusterDrained, now: float) -> None:
@@ -87,12 +86,10 @@ class Drains:
 
     def _set_deadline(self, cluster: ClusterStatus, after: float) -> None:
         """Replace the deadline of a cluster by the next begin after a time, or the end of the drain in force."""
-        times = [drain.since for drain in cluster.planned_drains if drain.since > after]
-        if cluster.drained is not None and cluster.drained.ends_at is not None:
-            times.append(cluster.drained.ends_at)
+        end = inf if cluster.drained is None else _end_of(cluster.drained)
         self._timers.cancel(0, cluster.name, Deadline.DRAIN)
-        if times:
-            self._timers.add(min(times), Deadline.DRAIN, cluster=cluster.name)
+        if (at := min([end, *(drain.since for drain in cluster.planned_drains if drain.since > after)])) < inf:
+            self._timers.add(at, Deadline.DRAIN, cluster=cluster.name)
 
     def _set_planned(self, cluster: ClusterStatus, drains: tuple[Drain, ...]) -> None:
         """Replace the planned drains of a cluster, and reserve its nodes for them.
