@@ -15,11 +15,8 @@ Columns = Mapping[str, Callable[[Json], object]]
 
 def seconds_since(start: str, end: str | None) -> float:
     """Return the seconds from one time of the API to another, or to now if ``end`` is None."""
-    return _seconds_between(start, end or datetime.now(UTC).isoformat())
-
-
-def _seconds_between(start: str, end: str) -> float:
-    return max(0.0, (_parse_time(end) - _parse_time(start)).total_seconds())
+    until = _parse_time(end) if end else datetime.now(UTC)
+    return max(0.0, (until - _parse_time(start)).total_seconds())
 
 
 def _parse_time(text: str) -> datetime:

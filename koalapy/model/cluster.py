@@ -460,7 +460,9 @@ class GridView:
 
     def select_clusters(self, names: frozenset[ClusterName]) -> "GridView":
         """Return the view with only these clusters, cached for all requests of a scan."""
-        return self.compute_once(("only", names), lambda grid: grid._select_part(names))
+        return self.compute_once(
+            ("only", names), lambda grid: grid._with_part(tuple(c for c in grid.clusters if c.name in names))
+        )
 
     def select_nodes(self, requirement: NodeRequirement) -> "GridView":
         """Return the view with only the nodes that meet a requirement, cached for all requests of a scan.
@@ -472,9 +474,6 @@ class GridView:
     def _select_matching(self, requirement: NodeRequirement) -> "GridView":
         clusters = tuple(cluster for whole in self.clusters if (cluster := whole.select_nodes(requirement)) is not None)
         return self if clusters == self.clusters else self._with_part(clusters)
-
-    def _select_part(self, names: frozenset[ClusterName]) -> "GridView":
-        return self._with_part(tuple(cluster for cluster in self.clusters if cluster.name in names))
 
     def _with_part(self, clusters: tuple[ClusterView, ...]) -> "GridView":
         """Return the view with only these clusters; all views of the same clusters share their lasting results."""

@@ -61,6 +61,8 @@ def find_script_error(text: str) -> tuple[str, str] | None:
         return "has Windows line ends, which its interpreter cannot read", "convert it, for example by dos2unix"
     if not first_line.startswith("#!") or not first_line[2:].strip():
         return "does not begin with #! and an interpreter", f"begin it with the line {INTERPRETER}"
+    if re.match(r"#!\s*\S+\s+#", first_line):
+        return "has a comment in its first line, which the interpreter gets as a file name", "move the comment"
     if not first_line[2:].strip().startswith("/"):
         interpreter = first_line[2:].split()[0]
         return f"names the interpreter {interpreter} without its path", f"write its path, as in {INTERPRETER}"
@@ -205,7 +207,7 @@ class JobSpec(_RequirementCache):
     """
     output: Annotated[
         FileName | None,
-        Field("file for the output on the execution site; %j %a %c %r %x: job, index, cluster, rank, name", short="-o"),
+        Field("file for the output on a site; %j %a %c %N %r %x: job, index, cluster, node, rank, name", short="-o"),
     ] = None
     error: Annotated[FileName | None, Field("separate file for the error stream; patterns as --output", short="-e")] = (
         None
@@ -493,6 +495,7 @@ PATTERNS = {
     "A": "the array's id",
     "a": "its index in the array",
     "c": "the cluster",
+    "N": "the node",
     "r": "the rank",
     "x": "the job's name",
     "%": "a percent sign",
@@ -518,7 +521,7 @@ def escape_percent(text: str) -> str:
 
 
 def fill_pattern(name: str, values: Mapping[str, str]) -> str:
-    """Replace the patterns with a letter in ``values``. ``%r`` and ``%%`` stay, since a runner replaces them.
+    """Replace the patterns with a letter in ``values``. ``%N``, ``%r`` and ``%%`` stay, since a runner replaces them.
 
     Characters that are special in file names or shells become ``_``, so that a value is a part of one name.
     """

@@ -91,7 +91,7 @@ class ClusterProfile:
         return self._fill_placeholders(self._map_prefix(text), cluster, job)
 
     def map_output_file(self, name: str, cluster: ClusterName, values: Mapping[str, str]) -> str:
-        """Return the name of a job's output file on this cluster, in which only ``%r`` and ``%%`` remain.
+        """Return the name of a job's output file on this cluster, in which only ``%N``, ``%r`` and ``%%`` remain.
 
         ``values``: texts for the other patterns, by letter.
         """

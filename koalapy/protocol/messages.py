@@ -397,7 +397,7 @@ class PlanContext(TypedDict):
     workdir_optional: NotRequired[bool]
     """Whether the program may run in another folder if that one cannot be entered."""
     output: str | None
-    """File for the output, in which ``%r`` is the rank and ``%%`` a percent sign."""
+    """File for the output, in which ``%N`` is the node, ``%r`` the rank and ``%%`` a percent sign."""
     error: NotRequired[str | None]
     """File for the error stream, which is kept apart then."""
     label: NotRequired[bool]

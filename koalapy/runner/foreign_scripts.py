@@ -23,6 +23,7 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), "KOALA_NODES"),
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), "KOALA_SLOTS"),
         **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), "KOALA_NODELIST"),
+        "SLURMD_NODENAME": "KOALA_HOST",
         "SLURM_ARRAY_JOB_ID": "KOALA_ARRAY_JOB",
         "SLURM_ARRAY_TASK_ID": "KOALA_ARRAY_INDEX",
         "SLURM_ARRAY_TASK_COUNT": "KOALA_ARRAY_COUNT",

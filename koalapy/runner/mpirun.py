@@ -52,7 +52,7 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 PREFIX = "OMPI_MCA_"
 OF_SYSTEMS = ("SLURM_", "SGE_", "JOB_ID", "JOB_NAME", "NSLOTS", "NHOSTS", "PE_", "PBS_", "LSB_", "LS_SUBCWD")
 """Prefixes of the variables that a translated script has, and its ranks with it."""
-NOT_OF_STEPS = ("KOALA_", "SLURM_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
+NOT_OF_STEPS = ("KOALA_", "SLURM_", "SLURMD_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
 """Prefixes of variables that ranks do not get as they are."""
 EMPTY_PIPE_MS = 100
 """Milliseconds within which the end of an empty pipe is noticed."""
@@ -206,7 +206,6 @@ SRUN_IGNORED = (
 )
 """Options of srun without an effect here."""
 SRUN_OPTIONS = (*SRUN_NUMBERS, *SRUN_SHORT.values(), *SRUN_FLAGS, *SRUN_IGNORED, "--export")
-RUN = 'exec "$@"'
 RUN_LABELLED = (
     'exec 3>&1; code=$({ { "$@" 2>&1 3>&- 4>&-; echo $? >&4; } '
     '| sed -u "s/^/$OMPI_COMM_WORLD_RANK: /" >&3; } 4>&1); exit "$code"'
@@ -231,8 +230,8 @@ class SrunArguments(Arguments):
         """Return the shell script that gives a task its variables, and executes its program."""
         of_rank = ["PROCID=$OMPI_COMM_WORLD_RANK", "LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK", "NODEID=$KOALA_NODE_INDEX"]
         of_step = ["NTASKS=$OMPI_COMM_WORLD_SIZE", "NPROCS=$OMPI_COMM_WORLD_SIZE"]
-        variables = " ".join(f"SLURM_{text}" for text in (*of_rank, *of_step))
-        return f"export {variables}; {RUN_LABELLED if self._label else RUN}"
+        variables = " ".join(["SLURMD_NODENAME=$KOALA_HOST", *(f"SLURM_{text}" for text in (*of_rank, *of_step))])
+        return f"export {variables}; " + (RUN_LABELLED if self._label else 'exec "$@"')
 
     def _read_option(self, word: str) -> None:
         name, equals, value = word.partition("=")

@@ -59,8 +59,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """Pattern of an address: those that other nodes send are used in file names and on mpirun's command line."""
 
 
-FILE_PATTERN = re.compile("%([r%])")
-"""What stands for the rank or a percent sign in the name of an output file."""
+FILE_PATTERN = re.compile("%([Nr%])")
+"""What stands for the node, the rank or a percent sign in the name of an output file."""
 
 
 def has_file_per_rank(name: str) -> bool:

@@ -25,7 +25,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW |
 
 
 class OutputFile:
-    """A file in the program's working directory, in whose name ``%r`` is the rank and ``%%`` a percent sign."""
+    """A file in the program's working directory. In its name ``%N`` is the node, ``%r`` the rank, ``%%`` a percent."""
 
     def __init__(self, name: str, node: str, say: Callable[[str], None]) -> None:
         """``say`` is called with the first error of writing. ``node``: name of this node in messages."""
@@ -35,7 +35,7 @@ class OutputFile:
         self._failed = False
 
     def path(self, rank: int | None) -> str:
-        return FILE_PATTERN.sub(lambda match: str(rank) if match[1] == "r" else "%", self._name)
+        return FILE_PATTERN.sub(lambda match: {"N": self._node, "r": str(rank)}.get(match[1], "%"), self._name)
 
     def open(self, rank: int | None) -> None:
         """Open the file, that of a rank if it has one for each. Raise ``Failure`` if that is not possible."""

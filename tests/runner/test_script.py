@@ -483,11 +483,12 @@ async def test_translated_script_without_home_starts_in_the_folder_of_the_job(ag
 
 async def test_mpirun_of_translated_script_passes_its_variables(agent: FakeAgent) -> None:
     text = """export SEED=7
-mpirun -n 1 sh -c 'echo "$SEED $SLURM_ARRAY_TASK_ID $SLURM_NTASKS ${SLURM_PROCID-none}"'; ibrun -n 1 echo ibrun
+mpirun -n 1 sh -c 'echo "$SEED $SLURM_ARRAY_TASK_ID $SLURM_NTASKS ${SLURM_PROCID-none} ${SLURMD_NODENAME-none}"'
+ibrun -n 1 echo ibrun
 srun --pty echo two; srun --pty -n 1 echo one"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
     await end_of(nodes)
-    assert output_of(nodes) == ["7 3 4 none", "ibrun", "srun: --pty is for one task: add -n 1", "one"]
+    assert output_of(nodes) == ["7 3 4 none none", "ibrun", "srun: --pty is for one task: add -n 1", "one"]
 
 
 async def test_steps_of_slurm_at_the_same_time_run_on_different_nodes(agent: FakeAgent) -> None:
@@ -503,14 +504,14 @@ srun -N 1 -n 1 sh -c 'echo $KOALA_HOST'"""
 
 async def test_srun_starts_tasks_with_their_variables_and_those_of_the_script(agent: FakeAgent) -> None:
     text = """export SEED=7 "WORDS=a  b"
-srun -n 2 -c1 --mpi=pmix sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID: $SEED "$WORDS" on $KOALA_HOST'
+srun -n 2 -c1 --mpi=pmix sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID: $SEED "$WORDS" $SLURMD_NODENAME'
 srun -l sh -c 'echo $SLURM_NNODES'; srun -n 1 sh -c 'exit 5'; echo code $?
 srun -N 1 -o one-%j echo ended && cat one-7
 srun --multi-prog file; echo code $?"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
     await end_of(nodes)
     lines = output_of(nodes)
-    assert sorted(lines[:2]) == ["0 of 2 in 7: 7 a  b on 127.0.1.1", "1 of 2 in 7: 7 a  b on 127.0.1.1"]
+    assert sorted(lines[:2]) == ["0 of 2 in 7: 7 a  b 127.0.1.1", "1 of 2 in 7: 7 a  b 127.0.1.1"]
     assert {"0: 2", "1: 2", "2: 2", "3: 2", "code 5"} <= set(lines)
     assert lines[-4:] == [
         "ended",

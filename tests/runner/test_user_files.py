@@ -10,6 +10,10 @@ from koalapy.runner.program_output import OutputFile
 from koalapy.runner.settings import Failure
 
 
+def test_node_and_rank_are_in_the_name_of_a_file(tmp_path: Path) -> None:
+    assert make_file(tmp_path / "%N-%r.100%%").path(3) == str(tmp_path / "north-1-3.100%")
+
+
 def make_file(path: Path, said: list[str] | None = None) -> OutputFile:
     return OutputFile(str(path), "north-1", [].append if said is None else said.append)
 

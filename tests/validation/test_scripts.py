@@ -22,6 +22,7 @@ def test_script_with_name_and_arguments_is_accepted() -> None:
         ("true\n", "does not begin with #!"),
         ("#! \n", "does not begin with #!"),
         ("#!sh\n", "without its path"),
+        ("#!/bin/sh  # run", "a comment in its first line"),
         ("#!/bin/sh\r\ntrue\r\n", "Windows line ends"),
         ("#!/bin/sh\r", "Windows line ends"),
         ("#!/bin/sh\n\0", "is a program"),

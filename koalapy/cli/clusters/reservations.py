@@ -47,11 +47,8 @@ def reserve_nodes(
 def _format_made(reservation: Json) -> str:
     span = f"from {format_moment(reservation['begins_at'])} to {format_moment(reservation['ends_at'])} UTC"
     use = f"Use it: koala submit --reservation {reservation['name']} …"
-    return f"Reserved {reservation['name']}: {_format_parts(reservation)}, {span}\n{use}"
-
-
-def _format_parts(reservation: Json) -> str:
-    return ", ".join(f"{format_nodes(part['nodes'])} of {part['cluster']}" for part in reservation["parts"])
+    parts = ", ".join(f"{format_nodes(part['nodes'])} of {part['cluster']}" for part in reservation["parts"])
+    return f"Reserved {reservation['name']}: {parts}, {span}\n{use}"
 
 
 COLUMNS: Columns = {

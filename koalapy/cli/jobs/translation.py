@@ -132,9 +132,12 @@ def translate_lines(
         elif entry.number > head and entry.prefix == BSUB:
             entry.reject("it follows a command: move it before, or remove it")
     start = _find_start(directives)
-    options = ScriptOptions()
+    options, translated = ScriptOptions(), list[list[str]]()
     print_note(f"{script.name} is translated:")
     for entry in directives:
+        if entry.words in translated:
+            entry.resolve([], "another line says so")
+        translated += [entry.words] if entry.words else []
         if entry.is_understood and entry.words:
             try:
                 options = add_words(options, entry.words, f"{script.name}:{entry.number}", refused)
@@ -248,7 +251,9 @@ def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -
             _choose_nodes(entry, ranks_on)
             if entry.is_understood:
                 nodes, per_node = int(entry.words[1]), int(entry.words[3])
-        elif per_node is None:
+        elif per_node is None or (tasks < nodes * per_node and tasks % nodes == 0):
+            if "--ntasks-per-node" in directives:
+                directives["--ntasks-per-node"].resolve([], "together with --ntasks")
             per_node = tasks // nodes
             entry.resolve(["--ppn", str(per_node)])
         else:
@@ -310,14 +315,15 @@ def _combine_queues(directives: Mapping[str, Directive]) -> None:
     sizes = [directives[key] for key in SIZES if key in directives]
     words = sizes[0].words if sizes else ["--flexible", "1"]
     for key, entry in directives.items():
-        of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "virtual_free", "vf") or (
+        of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "m_mem_free", "virtual_free", "vf") or (
             key == "-l mem" and entry.prefix == QSUB
         )
         nodes, ranks = _number_after("--flexible", words), _number_after("--ppn", words)
-        if words and (of_slot or key == "-l mem"):
-            kind, factor, divisor = ("memory of Grid Engine", ranks, 1) if of_slot else ("memory of PBS", 1, nodes)
+        if words and (of_slot or key in ("-l mem", "-l pmem")):
+            kind = "memory of Grid Engine" if of_slot else "memory of PBS"
+            factor, divisor = (1, nodes) if kind == "memory of PBS" and key == "-l mem" else (ranks, 1)
             _resolve_amount(entry, kind, split_resource(entry.value)[1], factor, divisor)
-        if entry.prefix == QSUB and "--gpus" in entry.words and nodes * ranks > 1:
+        if "--gpus" in entry.words and nodes * (ranks if entry.prefix == QSUB else key == "-l ngpus") > 1:
             entry.reject("sites count it for a slot or for the job: use --gpus with the GPUs of each node")
 
 
@@ -396,7 +402,7 @@ def _split_letters(words: list[str], prefix: str) -> list[tuple[str, str]]:
     while words:
         word = words.pop(0)
         is_joined = word[2:] and (prefix == PBS_LINE or (prefix == BSUB and word[2].isdigit()))
-        if not word.startswith("-") and pairs:
+        if re.match(r"-?\d|[^-]", word) and pairs:
             option, value = pairs[-1]
             pairs[-1] = option, f"{value} {word}".strip()
         elif is_joined and word[:2] in OPTIONS[prefix]:  # as in -lwalltime=60

@@ -306,7 +306,8 @@ def click_command(name: str, run: Function) -> click.Command:
         for parameter in parameters:
             value = values[str(parameter.name)]
             # Click passes an empty list for an omitted one: use the default instead.
-            arguments[str(parameter.name)] = (list(value) or None) if _is_list(parameter) else value
+            is_list = parameter.multiple or parameter.nargs == -1
+            arguments[str(parameter.name)] = (list(value) or None) if is_list else value
         for part, names in parts.items():
             arguments[part] = signature[part].annotation(**{name: arguments.pop(name) for name in names})
         begin_command()
@@ -358,10 +359,6 @@ def _split_annotation(name: str, annotation: Any) -> tuple[Any, Option | Argumen
             *filter(None, (field.short, field.option)), help=field.help, min=bounds.minimum, max=bounds.maximum
         )
     return without_none(kind), spec
-
-
-def _is_list(parameter: click.Parameter) -> bool:
-    return parameter.multiple or parameter.nargs == -1
 
 
 def _create_parameter(name: str, kind: Any, default: Any, spec: Option | Argument) -> click.Parameter:

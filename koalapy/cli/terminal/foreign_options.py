@@ -190,6 +190,7 @@ def _translate_lsf_name(value: str, use: str) -> Translation:
 
 
 def _translate_indices(value: str, use: str) -> Translation:
+    value = re.sub(r"^\[([^]]*)\]", r"\1", value)
     if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", value):
         raise Unclear("give indices, as 1-10, 1-10:2 or 1,4,7")
     return [use, value], ""

@@ -72,7 +72,8 @@ def cluster_page(cluster: Json) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters_table([cluster])], cluster["details"]
     if classes := details.get("node_classes"):
-        parts.append(_class_table(classes))
+        shown = {name: cell for name, cell in PROPERTIES.items() if any(cell(c) != "-" for c in classes)}
+        parts.append(format_columns({**CLASSES, **shown}, classes))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
         capacity_text = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"
@@ -95,11 +96,6 @@ PROPERTIES: Columns = {
     "PARTITIONS": lambda c: ",".join(c.get("partitions", ())) or "-",
 }
 """Columns that are shown only if a node class has the property."""
-
-
-def _class_table(classes: Sequence[Json]) -> str:
-    shown = {name: cell for name, cell in PROPERTIES.items() if any(cell(c) != "-" for c in classes)}
-    return format_columns({**CLASSES, **shown}, classes)
 
 
 def _requirement_text(job: Mapping[str, Any]) -> str:
