@@ -176,7 +176,9 @@ class Components:
             changes["lrm_job"] = status.lrm_job
         if status.program_exit is not None and component.exit_code is None:
             changes["exit_code"] = status.program_exit
-        if status.error and not component.error:
+        if status.results_lost and component.exit_code is not None:
+            changes["exit_code"] = None
+        if status.error and (not component.error or status.results_lost) and status.error != component.error:
             changes["error"], changes["infrastructure"] = status.error, status.infrastructure
         if (use := status.use) is not None and use.nodes > component.measured_nodes:
             changes["measured_nodes"], changes["peak_memory"] = use.nodes, use.peak_memory
@@ -189,11 +191,9 @@ class Components:
             job = self._ledger.update_component(job, component.index, **changes)
         if status.warned:
             job = self._attempts.mark_warned(job, live(job).components[component.index], now)
-        return (
-            self._update_unknown_state(job, now, f"{component.cluster} is back")
-            if job.state is JobState.UNKNOWN
-            else job
-        )
+        if job.state is JobState.UNKNOWN:
+            return self._update_unknown_state(job, now, f"{component.cluster} is back")
+        return job
 
     def _update_unknown_state(self, job: Job, now: float, reason: str) -> Job:
         """Update the job's state after a component became unreachable or reachable."""
@@ -232,9 +232,12 @@ class Components:
             return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.
         may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
+        failure = AttemptFailure.CLUSTER
+        if status.results_lost:  # after the end of the program
+            may_be_blamed, failure = job.ending in (None, JobState.SUCCEEDED), AttemptFailure.RESULTS
         if status.infrastructure and may_be_blamed:
             return self._failures.handle_infrastructure_failure(
-                job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
+                job, component, failure, status.error, now, is_elsewhere=status.relay_lost
             )
         result = program_result(job)
         may_be_over = job.ending in (JobState.QUEUED, JobState.FAILED) and live(job).exit_code is None
