@@ -136,8 +136,7 @@ class Components:
         ``lost_at``: when it has certainly ended, since its lease or walltime is over.
         """
         self._lrm_waits.forget(token)
-        match = self._ledger.find(token)
-        if match is None:
+        if (match := self._ledger.find(token)) is None:
             return
         job, component = match
         delivers = component.state is ComponentState.DELIVERING
@@ -151,8 +150,7 @@ class Components:
 
     def mark_unknown(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
         """Mark a component on an unreachable cluster: it may still run, and has certainly ended at ``lost_at``."""
-        match = self._ledger.find(token)
-        if match is None:
+        if (match := self._ledger.find(token)) is None:
             return
         job, component = match
         is_news = component.unknown_since is None
