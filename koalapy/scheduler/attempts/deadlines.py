@@ -51,7 +51,7 @@ class Deadlines:
             case Deadline.PROBATION:
                 self._health.begin_probation(timer.cluster, timer.at)
             case Deadline.DRAIN:
-                self._drains.handle_due(timer, now)
+                self._drains.handle_due(timer.cluster, now)
             case Deadline.LIMIT:
                 self._health.lift_limit(timer.cluster, timer.at)
             case Deadline.REFUSAL:
