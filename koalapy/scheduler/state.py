@@ -65,6 +65,10 @@ class Timer(NamedTuple):
     component: int = 0
     cluster: ClusterName = ""
 
+    @property
+    def owner(self) -> "TimerOwner":
+        return self.job, self.generation if self.job else self.cluster
+
 
 TimerOwner = tuple[JobId, int | ClusterName]
 """A job and the generation of one of its attempts, or 0 and a cluster."""
@@ -108,13 +112,10 @@ class Timers:
 
     def _push(self, timer: Timer) -> None:
         heapq.heappush(self._heap, timer)
-        self._of.setdefault(_owner(timer), {})[timer.seq] = timer.kind
+        self._of.setdefault(timer.owner, {})[timer.seq] = timer.kind
 
     def cancel(self, job: JobId, owner: int | ClusterName, *kinds: Deadline) -> None:
-        """Cancel the deadlines of these kinds of an attempt (``owner``: its generation), or of a cluster (``job``: 0).
-
-        All of them are cancelled if no kind is given.
-        """
+        """Cancel deadlines of these kinds, or all, of an attempt (``owner``: its generation) or a cluster (0, name)."""
         deadlines = self._of.pop((job, owner), None)
         if deadlines is None:
             return
@@ -137,15 +138,11 @@ class Timers:
         """Remove and yield the deadlines that are due, the earliest first, including those added in the meantime."""
         while self._heap and self._heap[0].at <= now and (due_at := self.next_at()) is not None and due_at <= now:
             timer = heapq.heappop(self._heap)
-            deadlines = self._of[_owner(timer)]
+            deadlines = self._of[timer.owner]
             del deadlines[timer.seq]
             if not deadlines:
-                del self._of[_owner(timer)]
+                del self._of[timer.owner]
             yield timer
-
-
-def _owner(timer: Timer) -> TimerOwner:
-    return timer.job, timer.generation if timer.job else timer.cluster
 
 
 def backoff_pause(pause: float, times: int, longest: float) -> float:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from koalapy.record.format import FORMAT
+from koalapy.simulation.record.format import FORMAT
 from tests.api.test_access import open_access_api
 
 

@@ -31,8 +31,7 @@ class Drains:
     def restore(self) -> None:
         """Set the deadlines of the drains of an earlier daemon run."""
         for cluster in self._grid.clusters():
-            if cluster.planned_drains:
-                self._set_planned(cluster, cluster.planned_drains)
+            self._set_planned(cluster, cluster.planned_drains)
             self._set_deadline(cluster, after=-inf)
 
     def add(self, event: ClusterDrained, now: float) -> None:
@@ -94,11 +93,10 @@ class Drains:
 
     def _set_deadline(self, cluster: ClusterStatus, after: float) -> None:
         """Replace the deadline of a cluster by the next begin after a time, or the end of the drain in force."""
-        times = [drain.since for drain in cluster.planned_drains if drain.since > after]
-        if cluster.drained is not None and cluster.drained.ends_at is not None:
-            times.append(cluster.drained.ends_at)
+        end = inf if cluster.drained is None else cluster.drained.until
         self._timers.cancel(0, cluster.name, Deadline.DRAIN)
-        self._deadlines[cluster.name] = due_at = min(times, default=inf)
+        begins = (drain.since for drain in cluster.planned_drains if drain.since > after)
+        self._deadlines[cluster.name] = due_at = min([end, *begins])
         if due_at < inf:
             self._timers.add(due_at, Deadline.DRAIN, cluster=cluster.name)
 
