@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.placement import PlacedComponent
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.model.wording import format_list
 
@@ -196,14 +195,6 @@ def estimate_transfer(
         seconds += best[0]
         sources.append(best[1])
     return Transfer(seconds, tuple(sources))
-
-
-def transfer_of(
-    placed: PlacedComponent, files: Sequence[InputFile], grid: GridView, assumed: float | None = None
-) -> Transfer:
-    """Return the transfer of a placed component's inputs, estimated if its policy has chosen no sources for them."""
-    estimate = estimate_transfer(placed.cluster, files, grid, assumed) if files and not placed.sources else None
-    return estimate or Transfer(placed.transfer_time, placed.sources)
 
 
 def immovable_reason(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> str:

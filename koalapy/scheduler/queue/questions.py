@@ -13,7 +13,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_duration, format_list
-from koalapy.policies.network import Transfer, transfer_of
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved
@@ -87,8 +87,10 @@ class PolicyQuestions:
         return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
 
     def transfer_of(self, spec: JobSpec, placed: PlacedComponent, view: GridView) -> Transfer:
-        """Return the estimated transfer of the inputs of a placed component."""
-        return transfer_of(placed, spec.inputs_of(placed.request_index), view, self._assumed_bandwidth)
+        """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
+        files = () if placed.sources else spec.inputs_of(placed.request_index)
+        estimate = estimate_transfer(placed.cluster, files, view, self._assumed_bandwidth) if files else None
+        return estimate or Transfer(placed.transfer_time, placed.sources)
 
     def explain(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return for each cluster why the job is not placed on a view; empty if it would be.
