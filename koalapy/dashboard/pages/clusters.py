@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import DrainOrder, Name, may_see_errors
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, may_see_errors
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
@@ -337,7 +337,8 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
-        await services.jobs.resume_cluster(name, planned=bool(form.get("planned")))
+        order = parse_body(ResumeOrder, {key: value for key in ("planned", "begin") if (value := form.get(key))})
+        await services.jobs.resume_cluster(name, planned=order.planned, begin=order.begin)
         return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
