@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
-from koalapy.model.errors import BusyError, NotFoundError
+from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
