@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from koalapy import __version__
 from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import bar, distribution, interval, node_grid, series
+from koalapy.dashboard.pictures import bar, distribution, interval
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
@@ -84,7 +84,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timeline)
+PICTURES = (bar, distribution, grid_map, interval, draw_timeline)
 CHARTS = (describe_range, line_chart, stacked_chart, use_bar)
 """Functions that templates call by their names."""
 

@@ -109,22 +109,14 @@ def _page_of(use: UserUse) -> str:
 USERS: TableDefinition[UserUse] = TableDefinition(
     "users",
     (
-        Column("user", "User", lambda use: use.user, lambda use, _: link(_page_of(use), use.user)),
+        Column("user", "User", html=lambda use, _: link(_page_of(use), use.user)),
         Column(
             "waiting", "Waiting", lambda use: use.queued, lambda use, _: _jobs_cell(use, use.queued, "queued"), "number"
         ),
-        Column("held", "Held", lambda use: use.held, lambda use, _: _jobs_cell(use, use.held, "held"), "number"),
-        Column(
-            "active", "Active", lambda use: use.active, lambda use, _: _jobs_cell(use, use.active, "active"), "number"
-        ),
-        Column("nodes", "Nodes", lambda use: use.nodes, lambda use, _: f"{use.nodes:,}", "number"),
-        Column(
-            "requested",
-            "Nodes requested",
-            lambda use: use.requested_nodes,
-            lambda use, _: f"{use.requested_nodes:,}",
-            "number",
-        ),
+        Column("held", "Held", html=lambda use, _: _jobs_cell(use, use.held, "held"), style="number"),
+        Column("active", "Active", html=lambda use, _: _jobs_cell(use, use.active, "active"), style="number"),
+        Column("nodes", "Nodes", style="number"),
+        Column("requested", "Nodes requested", lambda use: use.requested_nodes, style="number"),
         Column(
             "longest",
             "Longest wait",
@@ -132,7 +124,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
             lambda use, now: render_age(use.oldest, now) if use.oldest else "",
             "number",
         ),
-        Column("action", "Action", None, _hold_cell, is_sortable=False),
+        Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
     ),
     "-waiting",
     ident=lambda use: f"user-{identifier(use.user)}",
