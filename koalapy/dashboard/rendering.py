@@ -145,6 +145,11 @@ def format_count(number: float | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def format_percent(share: float) -> str:
+    """Format a percentage, below 10 % with a decimal."""
+    return f"{share:.{0 if share >= 10 or not share else 1}f} %"
+
+
 def format_quantity(number: float) -> str:
     """Format a number with thousands separators, and decimals only if it has any: ``1,250``, ``0.5``."""
     return f"{int(number):,}" if float(number).is_integer() else f"{number:,.6g}"
@@ -207,11 +212,7 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
-    environment.globals |= {
-        "rate": format_rate,
-        "seconds": format_seconds,
-        "percent": lambda share: f"{share:.{0 if share >= 10 or not share else 1}f} %",
-    }
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment

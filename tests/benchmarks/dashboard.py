@@ -38,7 +38,8 @@ PAGES = (
     "/queue?q=state:failed", "/queue?q=state:succeeded user:alice size>8", "/queue?q=state:over cluster:delft-1",
     "/queue/confirm?action=hold&all=true", "/clusters", "/clusters/delft-1", "/clusters/delft-1/nodes",
     "/jobs/10", "/jobs/RUNNING", "/jobs/WAITING", "/jobs/new", "/jobs/new?from=10",
-    "/users", "/users?user=alice", "/files", "/maintenance", "/scheduler/audit", "/scheduler", "/network", "/network/delft-1/leiden-1",
+    "/users", "/users?user=alice", "/files", "/maintenance", "/scheduler/audit", "/scheduler",
+    "/network", "/network/delft-1/leiden-1",
     "/forecast", "/forecast?priority=high", "/history", "/history?by=user", "/forecast/what-if",
 )  # fmt: skip
 """All pages but those of simulations. ``RUNNING`` and ``WAITING`` stand for jobs in these states."""

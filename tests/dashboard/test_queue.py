@@ -281,3 +281,15 @@ def test_outcomes_limit_applies_to_each_user() -> None:
     for forgotten in (user_outcomes[0], first):
         with pytest.raises(NotFoundError):
             outcomes.get("mallory", forgotten)
+
+
+def test_search_leads_to_job_of_number_and_to_jobs_of_word(people: dict[str, Person], jobs: dict[str, int]) -> None:
+    olga = people["olga"]
+    answer = olga.http.get("/search", params={"q": f" {jobs['bob']} "})
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{jobs['bob']}")
+    assert olga.http.get("/search?q=bob").headers["location"] == "/queue?q=bob"
+    found = olga.get_json("/queue.json", q="BOB")
+    assert {job["user"] for job in found["jobs"]} == {"bob"}
+    assert found["clusters"] == []
+    assert "north" in olga.get_json("/queue.json", q="nort")["clusters"]
+    assert people["alice"].get_json("/queue.json", q="bob")["jobs"] == []
