@@ -68,8 +68,6 @@ from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
 from koalapy.protocol.messages import Hello
-from koalapy.record.format import Beginning, KnownCluster, People
-from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.fair_share import FairShares
@@ -77,6 +75,8 @@ from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
+from koalapy.simulation.record.format import Beginning, KnownCluster, People
+from koalapy.simulation.record.settings import Recording
 from koalapy.simulation.twin import Answer, Question, answer_what_if
 from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore

@@ -11,7 +11,16 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from deploy.documentation import cli_page, evidence_page, logs_page, metrics_page, python_page, rest_page, settings_page
+from deploy.documentation import (
+    cli_page,
+    evidence_page,
+    logs_page,
+    metrics_page,
+    notebook_page,
+    python_page,
+    rest_page,
+    settings_page,
+)
 from koalapy.cli.terminal import foreign_options
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +71,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = File.generated(config, _page_of(path), content=text)
         page.inclusion = InclusionLevel.NOT_IN_NAV
         files.append(page)
+    for path in sorted(Path(config.docs_dir).glob("*.ipynb")):
+        files.append(File.generated(config, f"{path.stem}.md", content=notebook_page.page(path)))
     files.append(File.generated(config, OPENAPI, content=json.dumps(rest_page.document(), indent=1)))
     return files
 
@@ -96,6 +107,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text
         if path.is_relative_to("docs"):
             target = str(path.relative_to("docs"))
+            if path.suffix == ".ipynb" and source != path.with_suffix(".md").name:
+                target = str(Path(target).with_suffix(".md"))
         else:
             target = str(path) if path.is_relative_to(EXPERIMENTS) else _page_of(path)
         return f"[{text}]({posixpath.relpath(target, posixpath.dirname(source) or '.')}{anchor})"

@@ -7,7 +7,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from koalapy.api.derived import body_model, view_model
 from koalapy.api.fields import Output, Timestamp
@@ -16,7 +16,7 @@ from koalapy.daemon.jobs.submissions import RelatedJob, RelatedJobs
 from koalapy.model.application import summarize_job
 from koalapy.model.dependency import format_clause
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, Job, JobState, PlannedStart, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
@@ -130,14 +130,9 @@ class AttemptComponentView(_AttemptComponent):  # type: ignore[misc, valid-type]
 TimelineView = view_model("TimelineView", TimelineEntry, without={"job"})
 
 
-class _Spans(Output):
-    """Times of a job in seconds, as defined in section 12 of the scheduling semantics; null until they are known."""
-
-    queue_time: float | None
-    wait_time: float | None
-    startup_overhead: float | None
-    response_time: float | None
-    start_delay: float | None
+SPANS = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
+"""Times of a job in seconds, as defined in section 12 of the scheduling semantics; null until they are known."""
+_Spans = create_model("_Spans", __base__=Output, **dict.fromkeys(SPANS, (float | None, ...)))  # type: ignore[call-overload]
 
 
 class _Head(Output):
@@ -172,25 +167,13 @@ class TasksView(Output):
     cancelled: int
 
 
-class PlannedStartView(Output):
-    """When a job is planned to start, unless local users or jobs of higher priority come first."""
-
-    at: Timestamp | None
-    """The time as planned now; null if none is planned any more."""
-    first: Timestamp
-    """The time as planned first."""
-    moved_because: str
-    """Why the start has become later; empty if it has not."""
-    is_certain: bool
-    """Whether the plan rests on walltimes alone, not on expected run times."""
-    clusters: list[str]
-    """The clusters of the first plan."""
-    earlier_starts: int
-    """Number of earlier planned starts on these clusters, when this one was planned first."""
-    earlier_on_time: int
-    """Number of those that were on time."""
-
-
+PlannedStartView = view_model(
+    "PlannedStartView",
+    PlannedStart,
+    "When a job is planned to start, unless local users or jobs of higher priority come first.",
+    without={"made_at", "delay", "late"},
+    elements={"first": Timestamp},
+)
 STANDING = {
     "submitted_at",
     "placed_at",
@@ -339,13 +322,11 @@ def _spans(
 
     ``ready`` is the time at which all nodes of the job had reported, so that its program could start.
     """
-    return {
-        "queue_time": _span(job.submitted_at, placed),
-        "wait_time": _span(job.submitted_at, ready),
-        "startup_overhead": _span(placed, ready),
-        "response_time": _span(job.submitted_at, ended),
-        "start_delay": _span(job.first_start_estimate, attempt.start_estimate) if attempt else None,
-    }
+    estimate = attempt.start_estimate if attempt else None
+    submitted, first_estimate = job.submitted_at, job.first_start_estimate
+    starts = (submitted, submitted, placed, submitted, first_estimate)
+    ends = (placed, ready, ready, ended, estimate)
+    return dict(zip(SPANS, map(_span, starts, ends), strict=True))
 
 
 def _span(start: float | None, end: float | None) -> float | None:

@@ -3,12 +3,11 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Output
+from koalapy.api.derived import body_model, view_model
+from koalapy.api.fields import Output
 from koalapy.api.job_views import SubmittedRequest
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router
@@ -18,17 +17,11 @@ from koalapy.model.reservation import Reservation, ReservedPart
 Name = Annotated[fields.Name, Path(description="the reservation's name")]
 
 
-class NewReservation(Input):
-    """The nodes to reserve, and when."""
+_NewReservation = body_model("NewReservation", ReservationOrder, "", elements={"request": SubmittedRequest})
 
-    request: SubmittedRequest
-    """Only sizes and clusters; the settings of jobs are theirs."""
-    begin: fields.PointInTime
-    duration: Annotated[fields.Seconds, Field(gt=0)]
-    name: fields.Name = ""
-    """By default `r` and a number."""
-    users: Annotated[list[fields.Name], Field(max_length=50)] = []
-    """Other users whose jobs may use it."""
+
+class NewReservation(_NewReservation):  # type: ignore[misc, valid-type]
+    """The nodes to reserve, and when."""
 
 
 PartView = view_model("ReservedPart", ReservedPart)
@@ -53,11 +46,7 @@ def reservations_router(service: Reservations) -> APIRouter:
     async def make_reservation(order: NewReservation, caller: Caller) -> Any:
         """Reserve nodes on all clusters of a request, or on none. A cluster that refuses is left out of a second try
         unless the request names it; the error has the words of each that refused."""
-        request: Any = order.request
-        users = tuple(order.users)
-        return await service.make(
-            ReservationOrder(request.to_model(), order.begin, order.duration, order.name, users), caller
-        )
+        return await service.make(order.to_model(), caller)
 
     @router.get("", response_model=ReservationList)
     async def list_reservations(caller: Caller) -> Any:

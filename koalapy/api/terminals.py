@@ -19,7 +19,7 @@ from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Input
 from koalapy.api.middleware import client_address
-from koalapy.daemon.agents.streams import Attendance, Stream, StreamRequest, Streams, StreamViolation
+from koalapy.daemon.agents.streams import Attendance, Stream, Streams, StreamViolation
 from koalapy.daemon.jobs.jobs import MAX_LINE_NUMBER, Jobs
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.bounds import MAX_TERMINAL_SIZE
@@ -67,10 +67,10 @@ def terminals_router(
         term: Term = "",
     ) -> None:
         """Open a terminal and serve it until one side ends it. Record it in the audit log, without its bytes."""
-        request = StreamRequest("terminal", cluster, node, tuple(command), rows, columns, term)
+        terminal = {"command": command, "rows": rows, "columns": columns, "term": term}
         await jobs.get(job)
         with streams.count_client(caller.user):
-            stream = await streams.open_stream(job, caller, request)
+            stream = await streams.open_stream(job, caller, "terminal", cluster, node, **terminal)
             opened_at, reason = clock(), "the daemon failed"
 
             async def record(detail: str) -> None:
@@ -150,7 +150,7 @@ async def _open_when_running(streams: Streams, jobs: Jobs, job: JobId, caller: I
     """Open the stream to a job's input when its program runs; return None if the job ends before."""
     async for change in jobs.follow_job(job, MAX_LINE_NUMBER):
         if change.record.job.state is JobState.RUNNING:
-            return await streams.open_stream(job, caller, StreamRequest("input"))
+            return await streams.open_stream(job, caller, "input")
     return None
 
 

@@ -22,6 +22,7 @@ from pydantic_settings import (
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.config.errors import DELIMITER, OF_COMMANDS, OF_JOBS, PREFIX, configuration_error
 from koalapy.config.notifications import NotificationSection
+from koalapy.config.provider import Provider
 from koalapy.config.strict_yaml import read_file
 from koalapy.config.types import (
     AbsolutePath,
@@ -30,26 +31,24 @@ from koalapy.config.types import (
     LeaseSetting,
     Network,
     Ports,
-    ProviderUri,
     Proxy,
     Secret,
     UserName,
-    UserPattern,
     parse_proxy,
 )
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError, reject
-from koalapy.model.identity import Permission, Provider, Role
+from koalapy.model.identity import Permission, Role
 from koalapy.model.job import DEFAULT_LEASE
 from koalapy.model.limits import FairShareSettings, LimitSettings
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import parse_bandwidth, parse_seconds, suggest_names
-from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
+from koalapy.simulation.record.settings import Recording
 
 MAX_TEXT_LENGTH = 1024 * 1024
 """Maximum characters of any text. Pydantic rejects text that UTF-8 cannot encode only if its length is limited."""
@@ -88,29 +87,6 @@ class UserSection:
     """Groups of the user, to which limits may apply."""
     home: str = ""
     """Home site of the user. By default the cluster where the user has an account, if it is only one."""
-
-
-@dataclass(frozen=True)
-class OidcSection(Provider):
-    """An OpenID provider that issues bearer tokens for the daemon."""
-
-    users: dict[str, UserName] = field(default_factory=dict)
-    jwks_uri: ProviderUri | None = None
-    jwks_file: AbsolutePath | None = None
-    pattern: UserPattern | None = None
-    authorization_endpoint: ProviderUri | None = None
-    token_endpoint: ProviderUri | None = None
-    client_secret: Secret | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if (self.authorization_endpoint is None) != (self.token_endpoint is None):
-            raise ValueError("give authorization_endpoint and token_endpoint, or neither")
-        if (self.jwks_uri is None) == (self.jwks_file is None):
-            raise ValueError("give jwks_uri or jwks_file: where the provider's keys are")
-        if not self.users and self.pattern is None:
-            raise ValueError("give users or pattern, which map the provider's claim to a user")
-        if bool(self.roles) != (self.role_claim is not None):
-            raise ValueError("give role_claim and roles, or neither")
 
 
 @dataclass(frozen=True)
@@ -254,7 +230,7 @@ class Settings(BaseSettings):
     have the role user."""
     public_url: str | None = None
     """URL at which users reach the daemon, reported to clients at login. By default the URL for agents."""
-    oidc: OidcSection | None = None
+    oidc: Provider | None = None
     """OpenID provider that issues bearer tokens, in addition to the tokens of the daemon."""
     limits: LimitSettings = LimitSettings()
     """Limits of users and groups."""

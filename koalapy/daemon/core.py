@@ -24,13 +24,13 @@ from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.record.format import Beginning, KnownCluster, People
-from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.fair_share import CHARGED_HALF_LIVES
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
 from koalapy.scheduler.queue.promises import MAX_PAST_STARTS
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.simulation.record.format import Beginning, KnownCluster, People
+from koalapy.simulation.record.recorder import RecordedScheduler
 from koalapy.store.database import NEW_CLAIM, Claim
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores

@@ -6,6 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -17,11 +18,12 @@ from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, SiteError, reject
+from koalapy.model.field import Length, find_out_of_bounds
 from koalapy.model.identity import Identity, Permission, Role
 from koalapy.model.job_sizes import count_peak
-from koalapy.model.job_spec import JobSpec
+from koalapy.model.job_spec import Duration, JobSpec, PointInTime
 from koalapy.model.placement import Refusal
-from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request, has_settings
+from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Name, Request, has_settings
 from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S, Reservation, ReservationState, ReservedPart
 from koalapy.model.wording import format_duration, format_list, format_nodes, format_utc
 from koalapy.scheduler.events import ReservationChanged
@@ -59,10 +61,13 @@ class ReservationOrder:
     """What a user wants to reserve; ``begin`` in seconds since the epoch, ``duration`` in seconds."""
 
     request: Request
-    begin: float
-    duration: float
-    name: str = ""
-    users: tuple[str, ...] = ()
+    """Only sizes and clusters; the settings of jobs are theirs."""
+    begin: PointInTime
+    duration: Duration
+    name: Name = ""
+    """By default ``r`` and a number."""
+    users: Annotated[tuple[Name, ...], Length(50)] = ()
+    """Other users whose jobs may use it."""
 
 
 class Reservations:
@@ -163,6 +168,8 @@ class Reservations:
     def _check_order(self, order: ReservationOrder, caller: Identity) -> ReservationOrder:
         """Return a valid order that begins now or later. Raise ``UsageError`` or ``ForbiddenError``."""
         now, request = self._engine.clock(), order.request
+        for field, value, problem, remedy in find_out_of_bounds(order):
+            reject(field, value, problem, remedy)
         if not self._may_reserve.is_allowed_to(caller):
             hint = "ask an operator: they may, and the setting reservations allows it to others"
             raise ForbiddenError(f"{caller.user} may not reserve nodes here", hint=hint)

@@ -65,9 +65,13 @@ class Timer(NamedTuple):
     component: int = 0
     cluster: ClusterName = ""
 
+    @property
+    def owner(self) -> "TimerOwner":
+        return self.job, self.generation if self.job else self.cluster
 
-Attempt = tuple[JobId, int]
-"""A job and the generation of one of its attempts."""
+
+TimerOwner = tuple[JobId, int | ClusterName]
+"""A job and the generation of one of its attempts, or 0 and a cluster."""
 
 
 class Timers:
@@ -76,8 +80,8 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._seq = 0
-        self._of: dict[Attempt, dict[int, Deadline]] = {}
-        """The deadlines of each attempt that has any, by sequence number."""
+        self._of: dict[TimerOwner, dict[int, Deadline]] = {}
+        """The deadlines of each attempt and cluster that has any, by sequence number."""
         self._void: set[int] = set()
         """The sequence numbers of cancelled deadlines that are still in the heap."""
 
@@ -108,16 +112,16 @@ class Timers:
 
     def _push(self, timer: Timer) -> None:
         heapq.heappush(self._heap, timer)
-        self._of.setdefault((timer.job, timer.generation), {})[timer.seq] = timer.kind
+        self._of.setdefault(timer.owner, {})[timer.seq] = timer.kind
 
-    def cancel(self, job: JobId, generation: int, *kinds: Deadline) -> None:
-        """Cancel the deadlines of these kinds of an attempt, or all of them if no kind is given."""
-        deadlines = self._of.pop((job, generation), None)
+    def cancel(self, job: JobId, owner: int | ClusterName, *kinds: Deadline) -> None:
+        """Cancel deadlines of these kinds, or all, of an attempt (``owner``: its generation) or a cluster (0, name)."""
+        deadlines = self._of.pop((job, owner), None)
         if deadlines is None:
             return
         remaining = {seq: kind for seq, kind in deadlines.items() if kind not in kinds} if kinds else {}
         if remaining:
-            self._of[job, generation] = remaining
+            self._of[job, owner] = remaining
         self._void.update(deadlines.keys() - remaining.keys() if remaining else deadlines)
         if len(self._void) > len(self._heap) // 2:
             self._heap = [timer for timer in self._heap if timer.seq not in self._void]
@@ -134,10 +138,10 @@ class Timers:
         """Remove and yield the deadlines that are due, the earliest first, including those added in the meantime."""
         while self._heap and self._heap[0].at <= now and (due_at := self.next_at()) is not None and due_at <= now:
             timer = heapq.heappop(self._heap)
-            deadlines = self._of[timer.job, timer.generation]
+            deadlines = self._of[timer.owner]
             del deadlines[timer.seq]
             if not deadlines:
-                del self._of[timer.job, timer.generation]
+                del self._of[timer.owner]
             yield timer
 
 

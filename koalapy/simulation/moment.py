@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.simulation.record.format import Beginning, KnownCluster, People
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 HAVE_NODES = frozenset({ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.STOPPING})

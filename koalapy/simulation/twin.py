@@ -23,12 +23,12 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list, suggest_names
 from koalapy.policies.registry import Registry, builtin_policies
-from koalapy.record.format import KnownCluster
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import Gang, PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.processes import count_processors, forked_map
+from koalapy.simulation.record.format import KnownCluster
 from koalapy.simulation.simulation import Simulation
 
 ENOUGH = 3

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.record.format import beginning_from_json, beginning_to_json, job_from_json, job_to_json
 from koalapy.simulation import twin
 from koalapy.simulation.moment import Moment, NodesNow
+from koalapy.simulation.record.format import beginning_from_json, beginning_to_json, job_from_json, job_to_json
 from koalapy.simulation.twin import Answer, Change, Question, Report
 
 Json = Any

@@ -17,7 +17,7 @@ from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.listener.connections import OWN_FILES, Connections, HttpServer
 from koalapy.model.errors import BusyError
 from koalapy.policies.registry import load_policies
-from koalapy.record.format import People
+from koalapy.simulation.record.format import People
 from tests.daemon.test_forecasts import Clock, queries_at
 
 WHAT_IF = (

@@ -6,10 +6,10 @@ from time import monotonic
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.format import People
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
+from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.twin import HORIZON, Change, Question, answer_what_if

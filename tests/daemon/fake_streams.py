@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from koalapy.daemon.agents.budgets import Budgets
 from koalapy.daemon.agents.session import Session, Sessions
-from koalapy.daemon.agents.streams import Stream, StreamRequest, Streams
+from koalapy.daemon.agents.streams import Stream, Streams
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
@@ -67,8 +67,8 @@ class Grid:
             asyncio.get_running_loop().call_soon(self.receive, cluster, opened)
         return self.reads
 
-    async def open(self, caller: Identity = ADA, request: StreamRequest = StreamRequest()) -> Stream:  # noqa: B008
-        return await self.streams.open_stream(7, caller, request)
+    async def open(self, caller: Identity = ADA, **request: Any) -> Stream:
+        return await self.streams.open_stream(7, caller, **request)
 
     def receive(self, cluster: str, message: wire.StreamFromNode) -> None:
         self.streams.receive_message(self.sessions[cluster], message)

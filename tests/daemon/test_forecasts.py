@@ -10,8 +10,8 @@ from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
-from koalapy.record.format import People
 from koalapy.scheduler.queries import Queries
+from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer_what_if, forecast_jobs
 from tests.simulation.test_simulation import create_grid

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
+from koalapy.config.provider import Provider
 from koalapy.daemon.auth.oidc import (
     LEEWAY,
     MAX_AGE,
@@ -28,7 +29,7 @@ from koalapy.daemon.auth.oidc import (
     parse_signing_keys,
 )
 from koalapy.model.errors import SiteUnavailable, TokenRejected
-from koalapy.model.identity import Provider, Role
+from koalapy.model.identity import Role
 
 NOW = 1_800_000_000.0
 ISSUER = "https://sso.example.org/realms/site"
@@ -199,7 +200,7 @@ def test_token_with_malformed_header_is_rejected(header: dict[str, Any]) -> None
         ({"claim": "preferred_username", "pattern": "(.+)"}, {}, "alice"),
         ({"claim": "preferred_username", "pattern": "(.+)"}, {"preferred_username": "a" * 201}, None),
         ({"claim": "preferred_username", "pattern": "(.+)", "users": {"alice": "al"}}, {}, "al"),
-        ({}, {}, None),
+        ({"users": {"another": "bob"}}, {}, None),
     ],
 )
 async def test_token_claim_is_mapped_to_user(rule: dict[str, Any], claims: dict[str, Any], user: str | None) -> None:

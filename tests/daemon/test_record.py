@@ -14,11 +14,11 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.model.alert import AlertKind
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.format import Beginning, KnownCluster, Step
-from koalapy.record.replay import History, replay
-from koalapy.record.settings import Recording
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.scheduler.rules import Rules
+from koalapy.simulation.record.format import Beginning, KnownCluster, Step
+from koalapy.simulation.record.replay import History, replay
+from koalapy.simulation.record.settings import Recording
 
 BEGAN = 1.7e9
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.daemon.agents.streams import MAX_RESIZES, MAX_USER_STREAMS, StreamRequest, StreamViolation
+from koalapy.daemon.agents.streams import MAX_RESIZES, MAX_USER_STREAMS, StreamViolation
 from koalapy.model.array import TaskIndices
 from koalapy.model.errors import (
     BusyError,
@@ -35,22 +35,22 @@ async def test_stream_is_opened_for_allowed_callers_only(caller: Identity, inter
         kind == "input" or interactive == "administrators" or (interactive == "owner" and caller is ADA)
     )
     if is_allowed:
-        assert (await grid.open(caller, StreamRequest(kind))).node == "n1"
+        assert (await grid.open(caller, kind=kind)).node == "n1"
         assert grid.sent[0].is_owner is (caller is ADA)
     else:
         with pytest.raises((ForbiddenError, ConflictError)):
-            await grid.open(caller, StreamRequest(kind))
+            await grid.open(caller, kind=kind)
         assert grid.sent == []
 
 
 @pytest.mark.parametrize(
     ("job", "request_", "error", "message"),
     [
-        (None, StreamRequest(), ConflictError, "has ended"),
-        (replace(RUNNING, attempt=None, state=JobState.QUEUED), StreamRequest(), ConflictError, "it has no nodes"),
+        (None, {}, ConflictError, "has ended"),
+        (replace(RUNNING, attempt=None, state=JobState.QUEUED), {}, ConflictError, "it has no nodes"),
         (
             replace(RUNNING, attempt=Attempt(1, (replace(GANG[0], state=ComponentState.CLAIMED),), 0.0)),
-            StreamRequest(),
+            {},
             ConflictError,
             "its component is claimed",
         ),
@@ -61,50 +61,44 @@ async def test_stream_is_opened_for_allowed_callers_only(caller: Identity, inter
                 spec=replace(RUNNING.spec, array=TaskIndices.parse("3-4")),
                 tasks=ArrayTasks(2, ((1, 1),), 0.0, 1),
             ),
-            StreamRequest(),
+            {},
             ConflictError,
             r"job 7 is an array: each of its tasks has nodes",
         ),
-        (RUNNING, StreamRequest(cluster="west"), NotFoundError, "has no nodes on west"),
+        (RUNNING, {"cluster": "west"}, NotFoundError, "has no nodes on west"),
     ],
 )
 async def test_stream_of_a_job_that_does_not_run_there_is_rejected(
-    job: Job | None, request_: StreamRequest, error: type[KoalaError], message: str
+    job: Job | None, request_: dict[str, str], error: type[KoalaError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        await Grid(job).open(request=request_)
+        await Grid(job).open(**request_)
 
 
 @pytest.mark.parametrize(
     ("request_", "index"),
-    [
-        (StreamRequest(), 0),
-        (StreamRequest(cluster="south"), 1),
-        (StreamRequest(node="10.0.1.1"), 1),
-        (StreamRequest(node="10.0.0.2"), 0),
-        (StreamRequest(node="1"), 0),
-    ],
+    [({}, 0), ({"cluster": "south"}, 1), ({"node": "10.0.1.1"}, 1), ({"node": "10.0.0.2"}, 0), ({"node": "1"}, 0)],
 )
-async def test_stream_leads_to_the_requested_component(request_: StreamRequest, index: int) -> None:
+async def test_stream_leads_to_the_requested_component(request_: dict[str, str], index: int) -> None:
     grid = Grid()
-    await grid.open(request=request_)
+    await grid.open(**request_)
     assert grid.sent[0].token == RUNNING.token(index)
 
 
 async def test_stream_of_a_node_that_refuses_or_is_silent_is_rejected() -> None:
     grid = Grid(answers=False)
-    opening = asyncio.create_task(grid.streams.open_stream(7, ADA, StreamRequest()))
+    opening = asyncio.create_task(grid.streams.open_stream(7, ADA))
     await asyncio.sleep(0)
     grid.receive("north", wire.StreamEnd(stream=grid.sent[0].stream, error="command not found: x"))
     with pytest.raises(SiteRejected, match="command not found: x"):
         await opening
     grid.streams._open_timeout = 0.0
     with pytest.raises(SiteUnavailable, match="has not opened the stream"):
-        await grid.streams.open_stream(7, ADA, StreamRequest())
+        await grid.streams.open_stream(7, ADA)
     assert isinstance(grid.sent[-1], wire.StreamEnd), "its node is told"
     grid.reads = False
     with pytest.raises(SiteUnavailable, match="does not answer"):
-        await grid.streams.open_stream(7, ADA, StreamRequest())
+        await grid.streams.open_stream(7, ADA)
 
 
 @pytest.mark.evidence("U19")
@@ -142,7 +136,7 @@ async def test_stream_with_invalid_message_of_the_agent_ends(forged: Any) -> Non
 
 async def test_stream_ends_with_its_agent_and_with_the_daemon() -> None:
     grid = Grid()
-    lost, stays = await grid.open(), await grid.open(request=StreamRequest(cluster="south"))
+    lost, stays = await grid.open(), await grid.open(cluster="south")
     grid.streams.end_streams_of("north", "it was killed")
     end = await lost.next_item()
     assert isinstance(end, wire.StreamEnd)

@@ -16,10 +16,10 @@ from koalapy.model.job import ComponentState, Job, JobId, Token, TokenParts, par
 from koalapy.model.job_spec import Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.record.format import Beginning, Step
-from koalapy.record.replay import RecordFile
 from koalapy.scheduler.events import JobSubmitted, Reported
 from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.record.format import Beginning, Step
+from koalapy.simulation.record.replay import RecordFile
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Runner, SimulatedCluster, SimulatedGrid
 

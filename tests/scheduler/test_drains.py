@@ -8,6 +8,7 @@ from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
+from tests.scheduler.leftovers import container_sizes, grown_containers
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
@@ -151,3 +152,17 @@ def test_drain_that_passed_while_the_daemon_was_down_is_forgotten() -> None:
     assert state_of_north(world) is ClusterState.USABLE
     assert world.queries.grid["north"].planned_drains == ()
     assert not any(entry.reason.startswith("drained") for entry in world.timeline if entry.job == job)
+
+
+def test_orders_that_follow_each_other_leave_one_deadline() -> None:
+    """Planned and withdrawn drains do not fill the heap of deadlines, whatever their order."""
+    world = create_world()
+    sizes = container_sizes(world.scheduler)
+    for hours in range(100, 40, -1):
+        world.step([ClusterDrained("north", "ops", "new disks", False, hours * HOUR, None)])
+        world.step([ClusterResumed("north", planned=True)])
+    world.step([ClusterDrained("north", "ops", "new disks", False, 3 * HOUR, 4 * HOUR)])
+    grown = grown_containers(sizes, container_sizes(world.scheduler))
+    assert not any("timers" in path for path in grown)
+    advance_to(world, 3.01 * HOUR)
+    assert state_of_north(world) == "drained"

@@ -141,6 +141,7 @@ class Grid(Users, Nodes, Operations):
             site.rejection_fault = lambda size: ""
         world.settle()
         world.step([ClusterCleared(name) for name in world.sites])
+        world.step([ClusterResumed(name, planned=True) for name in world.sites])
         world.step([ClusterResumed(name) for name in world.sites])
         world.settle()
 

@@ -32,7 +32,6 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry, builtin_policies
-from koalapy.record.format import KnownCluster
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import (
     Command,
@@ -61,6 +60,7 @@ from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
+from koalapy.simulation.record.format import KnownCluster
 from tests.scheduler import invariants
 from tests.scheduler.immutability import SnapshotCheck
 from tests.scheduler.sites import STAGE_SIZE, Ack, Confirm, Site

@@ -15,12 +15,12 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, new_job
 from koalapy.model.job_spec import Launcher, Priority
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.format import People
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation import twin
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
+from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Change, Interval, Question, answer_what_if, forecast_jobs
 from tests.scheduler.test_shared_nodes import SharingWorld

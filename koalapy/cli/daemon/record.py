@@ -21,7 +21,7 @@ from koalapy.client.http import Json
 from koalapy.model.times import PAST_TIME_EXAMPLES
 
 if TYPE_CHECKING:
-    from koalapy.record.replay import History
+    from koalapy.simulation.record.replay import History
 
 POLL_INTERVAL = 2.0
 """Seconds between two requests for new entries."""
@@ -170,7 +170,7 @@ def replay_export(
     Needs no daemon and starts nothing.
     """
     from koalapy.policies.registry import load_policies
-    from koalapy.record.replay import replay
+    from koalapy.simulation.record.replay import replay
 
     runs, lost = [], list[str]()
     with waiting_for(f"replays {file}"):

@@ -10,8 +10,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -56,19 +55,6 @@ StreamItem = bytes | wire.StreamOpened | wire.StreamCredit | wire.StreamEnd
 
 class StreamViolation(Exception):
     """A client sent more than it was allowed to."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """The stream that a client requests. Without cluster and node it leads to the node that starts the program."""
-
-    kind: StreamKind = "terminal"
-    cluster: ClusterName = ""
-    node: str = ""
-    command: tuple[str, ...] = ()
-    rows: int = 0
-    columns: int = 0
-    term: str = ""
 
 
 class Stream:
@@ -210,8 +196,19 @@ class Streams:
         self._closing = ""
         """Reason for which no stream is opened any more; empty while streams are opened."""
 
-    async def open_stream(self, job: JobId, caller: Identity, request: StreamRequest) -> Stream:
+    async def open_stream(
+        self,
+        job: JobId,
+        caller: Identity,
+        kind: StreamKind = "terminal",
+        cluster: ClusterName = "",
+        node: str = "",
+        **terminal: Any,
+    ) -> Stream:
         """Open a stream to a node of the caller's running job, to be closed by ``close_stream``.
+
+        Without cluster and node it leads to the node that starts the program. ``terminal``: ``command``, ``rows``,
+        ``columns`` and ``term`` of ``wire.StreamOpen``.
 
         Raise ``ForbiddenError``, ``ConflictError``, ``NotFoundError`` or ``SiteError``.
         """
@@ -227,20 +224,17 @@ class Streams:
                 hint="ask its owner",
                 code=ProblemCode.NOT_OWNER,
             )
-        component = _find_component(running, request)
-        session = self._check_site(component.cluster, request.kind, is_owner=is_owner)
+        component = _find_component(running, kind, cluster, node)
+        session = self._check_site(component.cluster, kind, is_owner=is_owner)
         assert running.attempt is not None
         order = wire.StreamOpen(
             stream=uuid.uuid4().hex,
             token=running.token(component.index),
-            node=request.node,
-            kind=request.kind,
-            command=list(request.command),
-            rows=request.rows,
-            columns=request.columns,
-            term=request.term,
+            node=node,
+            kind=kind,
             user=caller.user,
             is_owner=is_owner,
+            **terminal,
         )
         stream = Stream(order.stream, job, component.cluster, session.offer_message, self._clock)
         self._streams[stream.name] = stream
@@ -336,7 +330,7 @@ class Streams:
         return session
 
 
-def _find_component(job: Job, request: StreamRequest) -> Component:
+def _find_component(job: Job, kind: StreamKind, cluster: ClusterName, node: str) -> Component:
     """Return the running component of the requested cluster, else of the node's name, else the one that starts the
     program. Raise ``NotFoundError`` or ``ConflictError``."""
     attempt = job.attempt
@@ -351,18 +345,18 @@ def _find_component(job: Job, request: StreamRequest) -> Component:
         )
     gang = attempt.gang
     component: Component | None = attempt.head
-    if request.kind == "input":
+    if kind == "input":
         component = gang[0]  # it has rank 0
-    elif request.cluster:
-        component = next((c for c in gang if c.cluster == request.cluster), None)
-    elif request.node:
-        component = next((c for c in gang if request.node in c.hosts), attempt.head)
+    elif cluster:
+        component = next((c for c in gang if c.cluster == cluster), None)
+    elif node:
+        component = next((c for c in gang if node in c.hosts), attempt.head)
     if component is None:
         clusters = format_list([c.cluster for c in gang])
         raise NotFoundError(
-            f"job {job.id} has no nodes on {request.cluster}",
+            f"job {job.id} has no nodes on {cluster}",
             field="cluster",
-            value=request.cluster,
+            value=cluster,
             code=ProblemCode.COMPONENT_NOT_FOUND,
             hint=f"it runs on {clusters}",
         )

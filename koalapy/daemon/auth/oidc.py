@@ -23,8 +23,9 @@ from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
+from koalapy.config.provider import Provider
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
-from koalapy.model.identity import Identity, Provider, Role, Verified
+from koalapy.model.identity import Identity, Role, Verified
 from koalapy.system.tls import SYSTEM_TRUST
 
 log = structlog.get_logger()

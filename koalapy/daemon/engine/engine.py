@@ -29,10 +29,10 @@ from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
-from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduler.events import Event, Reported, ReservationChanged
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.simulation.record.recorder import RecordedScheduler
 from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
 

@@ -16,10 +16,10 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
-from koalapy.record.format import People
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.moment import moment_of
+from koalapy.simulation.record.format import People
 from koalapy.simulation.twin import (
     HORIZON,
     MAX_DRAWS,

@@ -23,8 +23,8 @@ import structlog
 
 from koalapy import __version__
 from koalapy.model.disk import DiskLimits
-from koalapy.record.format import FORMAT, Beginning, Step, beginning_to_json, encode_line, step_to_json
-from koalapy.record.settings import Recording
+from koalapy.simulation.record.format import FORMAT, Beginning, Step, beginning_to_json, encode_line, step_to_json
+from koalapy.simulation.record.settings import Recording
 from koalapy.system.files import measure_disks
 
 log = structlog.get_logger()

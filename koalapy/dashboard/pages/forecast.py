@@ -102,7 +102,7 @@ class ForecastView:
     overdue: Sequence[ExpectedEnd]
     """The ends of running jobs by walltimes that have passed, the earliest first."""
     unknown: int
-    """Active jobs without an expected end."""
+    """Other active jobs without an expected end."""
     behind_others: bool
     """Whether a new job has to wait for jobs that were submitted before it."""
     form: WhatIfForm | None = None
@@ -215,7 +215,7 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
         policies=group_policies(capacities),
         coming=coming,
         overdue=sorted(overdue, key=lambda end: end.at),
-        unknown=sum(end is None for _, end in all_ends),
+        unknown=sum(end is None for _, end in all_ends) - len(overdue),
         behind_others=not dry_run.is_tried_at_once(spec),
     )
 

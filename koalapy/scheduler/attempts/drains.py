@@ -29,11 +29,8 @@ class Drains:
     def restore(self) -> None:
         """Set the deadlines of the drains of an earlier daemon run."""
         for cluster in self._grid.clusters():
-            if cluster.planned_drains:
-                self._set_planned(cluster, cluster.planned_drains)
-                self._expect(cluster, cluster.planned_drains[0].since)
-            if cluster.drained is not None:
-                self._expect(cluster, cluster.drained.ends_at)
+            self._set_planned(cluster, cluster.planned_drains)
+            self._set_deadline(cluster, after=-inf)
 
     def add(self, event: ClusterDrained, now: float) -> None:
         """Drain a cluster, or plan to. An order without a reason leaves the drain in force as it is."""
@@ -81,14 +78,17 @@ class Drains:
     def _begin(self, cluster: ClusterStatus, drain: Drain) -> None:
         cluster.drained = drain
         self._ledger.mark_cluster_changed(cluster.name)
-        self._expect(cluster, drain.ends_at)
+        self._set_deadline(cluster, after=self._state.now)
 
     def _end(self, cluster: ClusterStatus) -> None:
         cluster.drained, cluster.nodes.capacity_gained = None, True
         self._ledger.mark_cluster_changed(cluster.name)
 
-    def _expect(self, cluster: ClusterStatus, at: float | None) -> None:
-        if at is not None:
+    def _set_deadline(self, cluster: ClusterStatus, after: float) -> None:
+        """Replace the deadline of a cluster by the next begin after a time, or the end of the drain in force."""
+        end = inf if cluster.drained is None else _end_of(cluster.drained)
+        self._timers.cancel(0, cluster.name, Deadline.DRAIN)
+        if (at := min([end, *(drain.since for drain in cluster.planned_drains if drain.since > after)])) < inf:
             self._timers.add(at, Deadline.DRAIN, cluster=cluster.name)
 
     def _set_planned(self, cluster: ClusterStatus, drains: tuple[Drain, ...]) -> None:
@@ -105,8 +105,7 @@ class Drains:
                 for drain in drains
             )
             self._ledger.mark_cluster_changed(cluster.name)
-        now = self._state.now
-        self._expect(cluster, next((drain.since for drain in drains if drain.since > now), None))
+        self._set_deadline(cluster, after=self._state.now)
 
     def _requeue_jobs(self, name: ClusterName, drain: Drain, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""

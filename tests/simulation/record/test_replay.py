@@ -11,15 +11,15 @@ from koalapy.model.errors import NotFoundError
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.format import Beginning, Step, beginning_from_json, step_from_json, step_to_json
-from koalapy.record.recorder import RecordedScheduler
-from koalapy.record.replay import Divergence, Replay
 from koalapy.scheduler.events import JobChanged, JobHeld, PeriodicScan
 from koalapy.scheduler.rules import Rules
-from tests.record.recorded_world import Life, RecordedWorld
+from koalapy.simulation.record.format import Beginning, Step, beginning_from_json, step_from_json, step_to_json
+from koalapy.simulation.record.recorder import RecordedScheduler
+from koalapy.simulation.record.replay import Divergence, Replay
 from tests.scheduler.machine.base import EXAMPLE_COUNT
 from tests.scheduler.test_machine import Grid
 from tests.scheduler.test_shared_nodes import JOBS, SharingWorld, run_sharing_jobs
+from tests.simulation.record.recorded_world import Life, RecordedWorld
 
 
 def find_divergence(life: Life) -> Divergence | None:

@@ -15,9 +15,9 @@ from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import Registry, builtin_policies
-from koalapy.record.format import FOR_PEOPLE, job_to_json
-from koalapy.record.replay import History, RecordFile, replay
-from tests.record.days import export_lines, record_day, write_export
+from koalapy.simulation.record.format import FOR_PEOPLE, job_to_json
+from koalapy.simulation.record.replay import History, RecordFile, replay
+from tests.simulation.record.days import export_lines, record_day, write_export
 
 DAY = record_day(jobs=6)
 WHOLE = export_lines(DAY.lives)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.record.days import export_lines, record_day, write_export
+from tests.simulation.record.days import export_lines, record_day, write_export
 
 pytestmark = pytest.mark.processes
 

@@ -12,9 +12,9 @@ from typing import BinaryIO
 from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.job import JobId, Nonce
 from koalapy.policies.registry import Registry
-from koalapy.record.format import FORMAT, Beginning, Done, Json, Step, beginning_from_json, step_from_json
-from koalapy.record.recorder import TICKS
 from koalapy.scheduler.effects import Effects
+from koalapy.simulation.record.format import FORMAT, Beginning, Done, Json, Step, beginning_from_json, step_from_json
+from koalapy.simulation.record.recorder import TICKS
 
 AGAIN = "export it again: koala export"
 Lines = BinaryIO | gzip.GzipFile

@@ -5,10 +5,18 @@ from typing import Any, cast
 
 from koalapy.model.job import Job
 from koalapy.model.users import User
-from koalapy.record.format import Beginning, KnownCluster, People, Step, beginning_to_json, encode_line, step_to_json
-from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.simulation.record.format import (
+    Beginning,
+    KnownCluster,
+    People,
+    Step,
+    beginning_to_json,
+    encode_line,
+    step_to_json,
+)
+from koalapy.simulation.record.recorder import RecordedScheduler
 from tests.scheduler.world import World
 
 LAB = {name: User(groups=("lab",)) for name in ("bob", "cy")}

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from koalapy.model.errors import KoalaError
 from koalapy.model.job import Nonce
 from koalapy.policies.registry import Registry
-from koalapy.record.format import Beginning, Done, Step
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
 from koalapy.scheduler.queries import Queries
+from koalapy.simulation.record.format import Beginning, Done, Step
 
 TICKS = 16
 """Ticks of the step clock per step budget; a power of 2, so that multiples are exact."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.model.request import Request
-from koalapy.record.format import FORMAT, encode_line
 from koalapy.scheduler.rules import Rules
-from tests.record.recorded_world import Life, RecordedWorld
+from koalapy.simulation.record.format import FORMAT, encode_line
 from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.simulation.record.recorded_world import Life, RecordedWorld
 
 SIZES = {"north": 4, "south": 3, "west": 2}
 
