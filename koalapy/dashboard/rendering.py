@@ -191,6 +191,7 @@ def _make_environment() -> Environment:
         "age": render_age,
         "count": format_count,
         "quantity": format_quantity,
+        "iso": format_iso_time,
         "iso_time": render_iso_time,
         "days": format_days,
         "duration": format_duration,

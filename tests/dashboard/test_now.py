@@ -128,6 +128,11 @@ def test_drain_is_planned_and_withdrawn_by_forms(daemon: ServedDaemon) -> None:
         assert (refused.status_code, "end is" in refused.text) == (422, True)
         assert olga.send_form(path, f"{path}/drain", reason="new disks", **times).status_code == 303
         assert re.search(r"To be drained from .*\sto .* by olga: new disks", olga.get_page(path), re.DOTALL)
+        assert olga.send_form(path, f"{path}/drain", reason="air", begin="now+50h").status_code == 303
+        begins = re.findall(r'name="begin" value="([^"]+)"', olga.get_page(path))
+        assert olga.send_form(path, f"{path}/resume", begin=begins[0]).status_code == 303
+        page = olga.get_page(path)
+        assert ("by olga: new disks" in page, "by olga: air" in page) == (False, True)
         assert olga.send_form(path, f"{path}/resume", planned="true").status_code == 303
         assert "To be drained" not in olga.get_page(path)
         sent = {"cluster": "south", "reason": "new switch", **times}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import DrainOrder, Name
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
@@ -68,5 +68,6 @@ def add_maintenance(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
-        await services.jobs.resume_cluster(name, planned=bool(form.get("planned")))
-        return "/maintenance" if form.get("planned") else cluster_path(name)
+        order = parse_body(ResumeOrder, {key: value for key in ("planned", "begin") if (value := form.get(key))})
+        await services.jobs.resume_cluster(name, planned=order.planned, begin=order.begin)
+        return "/maintenance" if order.planned or order.begin else cluster_path(name)
