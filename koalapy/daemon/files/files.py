@@ -23,6 +23,7 @@ from koalapy.model.errors import (
     SiteRejected,
     SiteUnavailable,
     UsageError,
+    reject,
 )
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
@@ -124,12 +125,7 @@ class Files:
         _check_name(name)
         self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
-            raise UsageError(
-                f"path is {path!r}, which is not absolute",
-                field="path",
-                value=path,
-                hint=f"give it from the root on {cluster}",
-            )
+            reject("path", path, f"is {path!r}, which is not absolute", f"give it from the root on {cluster}")
         try:
             replica = await self._read_replica(name, cluster, path)
         except SiteRejected as error:
