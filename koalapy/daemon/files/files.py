@@ -33,6 +33,7 @@ from koalapy.model.wording import format_list, suggest_names
 from koalapy.protocol.messages import Message
 from koalapy.scheduler.events import Event, ReplicasChanged
 from koalapy.store.service_tables import FileStore
+from koalapy.system.event_loop import BackgroundTasks
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
 log = structlog.get_logger()
@@ -83,7 +84,7 @@ class Files:
         self._bundles = bundles
         self._changing = asyncio.Lock()
         """Held from reading the catalogue until the resulting change is stored."""
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
 
     # Requests of users
 
@@ -236,9 +237,7 @@ class Files:
             except KoalaError as error:
                 log.error("a replica's state was not kept", action="replica-not-noted", error=error.message)
 
-        task = asyncio.create_task(run_logged())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.spawn(run_logged())
 
     # Verification by agents
 
