@@ -100,6 +100,8 @@ class Standby:
         assert self.settings.database is not None
         gc.unfreeze()  # what an earlier active daemon of this process has left
         ended, address = asyncio.Event(), own_url(self.settings, listener, self.certificate)
+        if address.partition("://")[2].startswith(("localhost", "127.", "[::1]")):
+            log.warning("give --host or set public_url: the address is local", action="local-address", url=address)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
@@ -208,9 +210,7 @@ class Standby:
             health = HealthMonitor(core.engine, core.queries, {}, self.settings.disks)
             hosts = AllowedHosts([self.host, *self.settings.allowed_hosts])
             self._app = create_app(jobs, health, self._identities, hosts=hosts)
-        elif time.monotonic() - self._tokens_loaded_at >= TOKENS_INTERVAL_S:
-            assert self._core is not None
-            assert self._identities is not None
+        elif self._core and self._identities and time.monotonic() - self._tokens_loaded_at >= TOKENS_INTERVAL_S:
             self._tokens_loaded_at = time.monotonic()
             self._identities.load_tokens(self._core.stores.tokens.tokens())
 

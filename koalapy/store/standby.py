@@ -19,6 +19,9 @@ from koalapy.store.tables import clusters, lease
 MAX_GAP_S = 5.0
 """Seconds between two reads after which the time before counts for nothing: this process was stopped, or the database
 did not answer, so that the holder could not renew its lease either."""
+UNLOCKED_SECONDS = 15.0
+"""Seconds in which a holder without a lock renews its lease, or it has ended. After a failover the lock exists again
+once the holder has given up its connection to the lost server, which takes 10 s."""
 # The columns are not named, since an earlier version, which serves during an upgrade, may have others.
 _READ_LEASE = text(f"select lease.*, {IS_LOCKED} as is_locked from lease")
 
@@ -123,6 +126,7 @@ class LeaseWatch:
             return "its session has ended"
         if not (state.may_live or state.is_locked):  # else it is a process of another container
             return "its process has ended"
-        if now - self._changed_at >= LEASE_SECONDS:
-            return f"it was not renewed for {LEASE_SECONDS:g} s"
+        limit_s = LEASE_SECONDS if state.is_locked else UNLOCKED_SECONDS
+        if now - self._changed_at >= limit_s:
+            return f"it was not renewed for {limit_s:g} s"
         return ""

@@ -45,6 +45,7 @@ def test_standby_after_kill_or_end_of_active_takes_over_and_jobs_continue(grid: 
     gate = grid.make_gate()
     job = grid.submit(grid.six_nodes, *gate.hold)
     before = grid.wait_for_state(job, "running")
+    assert "local-address" in grid.log_of("second")
     rejection = grid.call("second", "POST", f"/api/v1/jobs/{job}/cancel", json={"reason": "x"})
     assert (rejection.status_code, rejection.json()["code"]) == (503, "daemon-standby")
     assert rejection.json()["active"] == grid.urls["first"]

@@ -17,10 +17,10 @@ from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, writing
-from koalapy.store.opening import migrate
 from koalapy.store.records import JobFilter, OutboxEntry, Submitted
 from koalapy.store.service_tables import MeasurementStore
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 from tests.store.jobs import make_batch, make_job, make_running_job
 from tests.store.postgresql import Server
 
