@@ -64,6 +64,8 @@ class ResumeOrder(Input):
 
     planned: bool = False
     """Whether the planned drains are withdrawn, in place of the one in force."""
+    begin: fields.PointInTime | None = None
+    """Only the planned drain that begins in this minute is withdrawn."""
 
 
 class LossOrder(Input):
@@ -170,8 +172,9 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
 
     @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))
     async def resume_cluster(name: Name, order: ResumeOrder | None = None) -> Any:
-        """Place jobs on a drained cluster again."""
-        return await service.resume_cluster(name, planned=(order or ResumeOrder()).planned)
+        """Place jobs on a drained cluster again, or withdraw planned drains."""
+        order = order or ResumeOrder()
+        return await service.resume_cluster(name, planned=order.planned, begin=order.begin)
 
     @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=problem_responses(409))
     async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from math import inf
 from typing import TypeVar
 
 from koalapy.model.bounds import MAX_NODES
@@ -91,6 +92,11 @@ class Drain:
     def since(self) -> float:
         """Return when it begins."""
         return self.at if self.begins_at is None else self.begins_at
+
+    @property
+    def until(self) -> float:
+        """Return when it ends; infinity if an operator ends it."""
+        return inf if self.ends_at is None else self.ends_at
 
     @property
     def author(self) -> str:

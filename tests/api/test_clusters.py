@@ -45,6 +45,18 @@ async def test_planned_drain_is_listed_and_withdrawn(open_api: Open) -> None:
     assert (resumed.status_code, resumed.json()["planned_drains"]) == (200, [])
 
 
+async def test_one_planned_drain_is_withdrawn_by_its_begin(open_api: Open) -> None:
+    api, path = await open_api(), "/api/v1/clusters/north"
+    for begin in ("now+30h", "now+50h"):
+        cluster = (await api.post(f"{path}/drain", json={"reason": "new disks", "begin": begin})).json()
+    first, second = (drain["begins_at"] for drain in cluster["planned_drains"])
+    unknown = await api.post(f"{path}/resume", json={"begin": "now+40h"})
+    assert (unknown.status_code, unknown.json()["field"]) == (409, "begin")
+    assert unknown.json()["hint"].startswith(f"its planned drains begin at {first[:16].replace('T', ' ')} UTC, ")
+    resumed = await api.post(f"{path}/resume", json={"begin": f"{first[:16]}Z"})
+    assert [drain["begins_at"] for drain in resumed.json()["planned_drains"]] == [second]
+
+
 @pytest.mark.parametrize(
     ("order", "field"),
     [

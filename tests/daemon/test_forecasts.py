@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
-from koalapy.model.errors import BusyError, NotFoundError, UsageError
+from koalapy.model.errors import BusyError, NotFoundError
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
@@ -38,18 +38,6 @@ async def test_forecast_is_computed_in_subprocess() -> None:
     assert answer.as_it_is.mean_wait
     assert answer.changed.mean_wait
     assert answer.changed.mean_wait.middle < answer.as_it_is.mean_wait.middle
-
-
-async def test_what_if_with_invalid_change_simulates_nothing() -> None:
-    async def work(question: Question) -> Answer:
-        raise AssertionError("nothing is to be simulated")
-
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
-    for change in (Change(policy="no-such"), Change(rules={"claim_factor": 7}), Change(first=999)):
-        with pytest.raises(UsageError):
-            await forecasts.what_if(change)
-    with pytest.raises((UsageError, NotFoundError)):
-        await forecasts.what_if(Change(drain=("nowhere",)))
 
 
 async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:

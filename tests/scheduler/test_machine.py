@@ -78,7 +78,7 @@ class Grid(Users, Nodes, Operations):
     # Final checks
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
+        if hasattr(self, "initial_sizes"):  # it has begun
             self.check_all_jobs_finish()
         grid.MAX_TOUCHES = MAX_TOUCHES
 

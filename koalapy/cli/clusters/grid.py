@@ -226,12 +226,13 @@ def _count_jobs(count: int) -> str:
 def resume_cluster(
     name: Name,
     planned: Annotated[bool, Option("--planned", help="withdraw its planned drains instead")] = False,
+    begin: Annotated[str, Option("--from", help="withdraw only the planned drain that begins then")] = "",
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Resume a drained cluster."""
-    order = Json({"planned": True}) if planned else None
-    print_answer(daemon.client().act_on_cluster(name, "resume", order), as_json, _format_state)
+    """Resume a drained cluster, or withdraw planned drains."""
+    order = Json({"planned": True} if planned else {}) | ({"begin": with_time_zone(begin)} if begin else {})
+    print_answer(daemon.client().act_on_cluster(name, "resume", order or None), as_json, _format_state)
 
 
 def declare_lost(

@@ -9,7 +9,7 @@ refused stream ends its program.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
 from koalapy.model.cluster import ClusterPair, GridView, LinkPath, LinkUse
@@ -28,7 +28,7 @@ from koalapy.model.profile import (
     job_folders,
     partners,
 )
-from koalapy.model.request import ClusterName, Environment, FixedRequest, InputFile
+from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.users import NOWHERE, Accounts, Sharing, owner_rejection_reason
 from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
@@ -268,8 +268,9 @@ class Eligibility:
                 summary = self.conflict_text(clusters, demands, view)
                 yield Exclusion(sorted(clusters), summary, lambda _: summary)
         if view.cut_off and spec.all_inputs:
+            inputs = {i: spec.all_inputs if i is None else spec.inputs_of(i) for i in chain(*components.values())}
             reasons = {
-                name: next(filter(None, (immovable_reason(name, _inputs_for(spec, i), view) for i in indices)), "")
+                name: next(filter(None, (immovable_reason(name, inputs[i], view) for i in indices)), "")
                 for name, indices in components.items()
             }
             if unmoved := {name: reason for name, reason in reasons.items() if reason}:
@@ -339,11 +340,6 @@ class Eligibility:
 def _folders_for(spec: JobSpec, indices: Iterable[int | None]) -> frozenset[str]:
     """Return the folders that a cluster needs for some components, or, for the index None, for any component."""
     return frozenset().union(*(job_folders(spec) if i is None else component_folders(spec, i) for i in indices))
-
-
-def _inputs_for(spec: JobSpec, index: int | None) -> tuple[InputFile, ...]:
-    """Return the inputs of a component, or, for the index None, of all components."""
-    return spec.all_inputs if index is None else spec.inputs_of(index)
 
 
 def scan_tries_all(rules: Rules) -> bool:

@@ -487,7 +487,7 @@ class PlacementQueue:
         self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
         """Return the first entry of a section that is not passed over and has not ``arrived`` during the scan."""
-        is_passed_over = is_passed_over or self._is_passed_over
+        is_passed_over = is_passed_over or (lambda group: self.is_known_unplaceable(group) or self._is_barred(group))
         first = self._first_of(section)
         if first is None or (first.job not in arrived and not is_passed_over(first.group)):
             return first
@@ -498,10 +498,6 @@ class PlacementQueue:
     def is_known_unplaceable(self, group: Group) -> bool:
         """Return whether jobs of a group were found not to fit on the empty grid."""
         return group.never_fits and group.checked_on is self.empty_grid
-
-    def _is_passed_over(self, group: Group) -> bool:
-        """Return whether jobs of a group do not block others where a scan ends at the first rejection."""
-        return self.is_known_unplaceable(group) or self._is_barred(group)
 
     def check_placeable(self, job: JobId, never_fits: NeverFits) -> bool:
         """Compute whether a rejected job fits on the empty grid; return True if it never fits."""

@@ -242,8 +242,8 @@ class Beginning:
 
 Json = dict[str, Any]
 Kind = type[Any]
-FORMAT = 1
-"""Version of the format; incremented with every change that an older reader would misread."""
+FORMAT = 2
+"""Version of the format: incremented with changes that an older reader would misread. Earlier ones are read."""
 EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
 FOR_PEOPLE = ("environment", "account", "qos", "each_line", "mail_type", "mail_user", "webhook")
