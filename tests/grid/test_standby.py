@@ -176,8 +176,11 @@ def test_active_while_disk_of_database_is_full_rejects_changes_and_goes_on_after
                 else:
                     rejections.append(answer.json()["detail"])
                 time.sleep(1.0)
-        wait_until(grid.stores_changes, "a daemon to write again")
-        accepted.append(grid.submit(ONE_NODE, "true"))
+        answer = wait_until(
+            lambda: (posted := grid.http.post("/api/v1/jobs", json=body)).status_code == 201 and posted,
+            "a job to be accepted",
+        )
+        accepted.append(answer.json()["id"])
         wait_until(lambda: grid.read_states(accepted) == {"succeeded"}, "all jobs to end")
         assert any("No space left on device" in detail for detail in rejections)
         print(f"{len(accepted)} jobs accepted, {len(rejections)} rejections, daemon runs {grid.read_epochs()}")

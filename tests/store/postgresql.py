@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,7 +133,7 @@ class SlowProxy:
     """A socket of a server that delays each message to it by ``delay_s``."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        self.folder, self.delay_s = folder, 0.0
+        self.delay_s, self._closed = 0.0, threading.Event()
         self._target = str(server.home / SOCKET)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / SOCKET))
@@ -152,11 +151,12 @@ class SlowProxy:
     def _copy(self, source: socket.socket, target: socket.socket, is_slow: bool) -> None:
         with suppress(OSError):
             while piece := source.recv(65536):
-                time.sleep(self.delay_s if is_slow else 0.0)
+                self._closed.wait(self.delay_s if is_slow else 0.0)
                 target.sendall(piece)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._closed.set()
         self._listener.close()
