@@ -186,8 +186,10 @@ def test_active_while_disk_of_database_is_full_rejects_changes_and_goes_on_after
         print(f"{len(accepted)} jobs accepted, {len(rejections)} rejections, daemon runs {grid.read_epochs()}")
         assert grid.find_violations() == []
     finally:
-        grid.close()
-        server.remove()
+        try:
+            grid.close()
+        finally:
+            server.remove()
 
 
 @pytest.mark.nightly
