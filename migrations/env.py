@@ -6,7 +6,7 @@ from koalapy.store.tables import metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise SystemExit("run migrations through koala serve, or koalapy.store.opening.migrate(url)")
+    raise SystemExit("run migrations through koala serve")
 context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
 with context.begin_transaction():
     context.run_migrations()

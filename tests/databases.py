@@ -7,12 +7,19 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from koalapy.store.engine import SQLITE_BUSY_TIMEOUT, make_engine
-from koalapy.store.opening import migrate
+from koalapy.store.engine import SQLITE_BUSY_TIMEOUT, make_engine, unavailable_is_known, writing
+from koalapy.store.opening import upgrade
+
+
+def migrate(engine: Engine, revision: str = "head") -> None:
+    """Upgrade a database that no daemon uses to a revision."""
+    with unavailable_is_known(), writing(engine).begin() as connection:
+        upgrade(connection, revision)
 
 
 @cache
-def _template() -> bytes:
+def empty_database() -> bytes:
+    """Return the file of a migrated database without content."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "koala.db")
         migrate(engine := make_engine(f"sqlite:///{path}"))
@@ -27,7 +34,7 @@ def open_database(path: Path, busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT) -> Eng
     another connection that writes.
     """
     if not path.exists():
-        path.write_bytes(_template())
+        path.write_bytes(empty_database())
     engine = make_engine(f"sqlite:///{path}")
 
     @event.listens_for(engine, "connect")

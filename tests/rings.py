@@ -29,8 +29,9 @@ BUDGETS_S = {1: 1.0, 2: 60.0}
 """Seconds that a test of the ring may take: of processor time in ring 1, of real time in ring 2."""
 NEEDS_ROOT = "root missing"
 """The skip reason of tests that need root: those that have it in ring 1 would be skipped in an ordinary account."""
-TIMEOUT_S, PROMISE_TIMEOUT_S = 30.0, 300.0
-"""Seconds of real time after which a test of ring 1 fails: one in this process, one that starts processes."""
+TIMEOUT_S, LONG_TIMEOUT_S = 30.0, 300.0
+"""Seconds of real time after which a test of ring 1 fails: one in this process, and one that starts processes or states
+a property, of which a failing example is shrunk. A timeout meanwhile would count as a second failure of the program."""
 MAX_LISTED = 30
 """Tests over their budget that the summary lists."""
 FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000
@@ -115,7 +116,8 @@ class _Selection:
             items[:] = [item for item in items if self._is_chosen(item)]
         for item in items:
             if ring_of(item) == 1 and 4 not in self._rings and not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(PROMISE_TIMEOUT_S if is_promise(item) else TIMEOUT_S))
+                is_long = is_promise(item) or is_property(item)
+                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S if is_long else TIMEOUT_S))
 
     def _is_chosen(self, item: pytest.Item) -> bool:
         return ring_of(item) in self._rings or (4 in self._rings and is_property(item))

@@ -51,6 +51,7 @@ def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, r
 def test_tests_of_ring_1_have_limits_of_time(pytester: pytest.Pytester) -> None:
     source = """
         import pytest
+        from hypothesis import HealthCheck, given, settings, strategies
 
         def timeout_of(request):
             marker = request.node.get_closest_marker("timeout")
@@ -60,10 +61,13 @@ def test_tests_of_ring_1_have_limits_of_time(pytester: pytest.Pytester) -> None:
         def test_chosen(request): assert timeout_of(request) == 3
         @pytest.mark.promise
         def test_promise(request): assert timeout_of(request) == 300
+        @given(n=strategies.integers())
+        @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+        def test_property(request, n): assert timeout_of(request) == 300
         @pytest.mark.processes
         def test_processes(request): assert timeout_of(request) is None
     """
-    run_pytest(pytester, source, "--rings", "1,2").assert_outcomes(passed=4)
+    run_pytest(pytester, source, "--rings", "1,2").assert_outcomes(passed=5)
 
 
 @pytest.mark.processes

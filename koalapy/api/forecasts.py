@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from koalapy.api.access import Caller, Id
 from koalapy.api.clusters import Name as ClusterPath
 from koalapy.api.derived import view_model
-from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, is_bare_number, parse_duration
+from koalapy.api.fields import MAX_ID, Input, Name, Output, PointInTime, Seconds, Text, is_bare_number, parse_duration
 from koalapy.api.job_changes import JobPatch, change_between, submission_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.api.problems import problem_responses
@@ -22,7 +22,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.command_line import change_command
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import Change as SmallestChange
@@ -163,9 +163,7 @@ def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
         if name in pairs:
             raise UsageError(f"{name} is given twice", field=field, value=text, hint="give it once")
         if not (name and equals and value):
-            raise UsageError(
-                f"{field} has {text!r}, which is not NAME=VALUE", field=field, value=text, hint="write it as name=value"
-            )
+            reject(field, text, f"has {text!r}, which is not NAME=VALUE", "write it as name=value")
         pairs[name] = value
     return list(pairs.items())
 
@@ -188,10 +186,8 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
     """Parse a number from 1 to ``maximum``; raise ``UsageError`` about ``field`` for any other text."""
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
-        hint = f"give a number from 1 to {maximum}"
-        raise UsageError(
-            f"{field} is {text!r}, which is not a number from 1 to {maximum}", field=field, value=text, hint=hint
-        )
+        numbers = f"a number from 1 to {maximum}"
+        reject(field, text, f"is {text!r}, which is not {numbers}", f"give {numbers}")
     return int(text)
 
 
@@ -270,12 +266,19 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         return await cancel_on_disconnect(request, service.what_if(question.to_change(), question.horizon))
 
     @router.get("/clusters/{name}/drain", response_model=DrainPreviewView)
-    async def preview_drain(name: ClusterPath, request: Request, simulate: Simulate = True) -> Any:
-        """Show what a drain of a cluster would do now: the jobs that run there, those that wait for it by name, and by
-        simulation the waiting jobs that would start later. A simulation takes some seconds and changes nothing."""
+    async def preview_drain(
+        name: ClusterPath,
+        request: Request,
+        simulate: Simulate = True,
+        begin: PointInTime | None = None,
+        end: PointInTime | None = None,
+    ) -> Any:
+        """Show what a drain of a cluster would do, now or from a time on: the jobs that run there, those that wait for
+        it by name, and by simulation the waiting jobs that would start later. It takes some seconds and changes
+        nothing."""
         if not simulate:
-            return service.describe_drain(name)
-        return await cancel_on_disconnect(request, service.preview_drain(name))
+            return service.describe_drain(name, begin)
+        return await cancel_on_disconnect(request, service.preview_drain(name, begin=begin, end=end))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:

@@ -20,7 +20,7 @@ from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.database import current_holder
 from koalapy.store.engine import file_of, make_engine
-from koalapy.store.job_numbers import COMMIT_FILE, LOSS_FILE, NUMBERS_FILE, recorded_numbers
+from koalapy.store.job_numbers import COMMIT_FILE, LOSS_FILE, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_numbers
 
 DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
 """The entries of a backup. The manifest is written last, so a folder without one is an incomplete backup."""
@@ -89,7 +89,8 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
         if config is not None:
             _copy_file(config, target / CONFIGURATION)
         kind, config_path = "sqlite" if size else "elsewhere", "" if config is None else str(config)
-        checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in _list_files(target))
+        paths = sorted(path for path in target.rglob("*") if path.is_file() and not path.is_symlink())
+        checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in paths)
         _write_private(target / CHECKSUMS, checksums)
         whole = _hash_file(target / CHECKSUMS)
         summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path, whole)
@@ -137,7 +138,7 @@ def restore_backup(
             _copy_folder(source / FILES, incoming, ())
             if summary.database == "sqlite":
                 _copy_database(source / DATABASE, incoming / DATABASE)
-                _raise_numbers(incoming / DATABASE, database, data_dir / "output")
+            _raise_numbers(incoming, database, data_dir)
             _give_to_owner_of(data_dir, incoming)
             displaced = _swap_data(incoming, data_dir, present, database)
     except OSError as error:
@@ -236,10 +237,6 @@ def _write_private(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
 def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -316,28 +313,28 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
-    """Set the job number and the epoch of a restored database to at least those of the replaced one.
+def _raise_numbers(incoming: Path, replaced: Path | None, data_dir: Path) -> None:
+    """Keep the job numbers and the epoch (number of the daemon run) of the replaced data, so that none is used twice.
 
-    The epoch is the number of the daemon run. The recorded numbers and those of job output folders count as well, so
-    that no number is used twice.
+    ``last_job`` of the lease stays as it was: the jobs up to it were removed by age, and those after it are lost.
     """
-    last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
+    last_job, epoch = max(recorded_numbers(folder / NUMBERS_FILE) for folder in (incoming, data_dir)), 0
     with suppress(sqlite3.Error):
         if replaced is not None and replaced.exists():
             with closing(_connect_database(replaced, "ro")) as old:
-                numbered, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
-                last_job = max(last_job, numbered, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
+                removed, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
+                last_job = max(last_job, removed, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
     with suppress(FileNotFoundError):
-        last_job = max([last_job, *(int(name) for name in os.listdir(output) if name.isdecimal() and len(name) < 19)])
-    with (
-        closing(_connect_database(copy, "rw")) as restored,
-        suppress(sqlite3.OperationalError),
-    ):  # Databases of early versions lack these columns.
-        restored.execute(
-            "UPDATE lease SET last_job = max(last_job, ?), epoch = max(epoch, ?), expires_at = 0", (last_job, epoch)
-        )
-        restored.commit()
+        names = os.listdir(data_dir / "output")
+        used = max((int(name) for name in names if name.isdecimal() and len(name) < 19), default=0)
+        last_job = max(last_job, used if last_job or not used else used + UNKNOWN_PAST)
+    if last_job:
+        with closing(JobNumbers(incoming / NUMBERS_FILE)) as numbers:
+            numbers.give(last_job)
+    if (copy := incoming / DATABASE).exists():
+        with closing(_connect_database(copy, "rw")) as restored, suppress(sqlite3.OperationalError):  # without tables
+            restored.execute("UPDATE lease SET epoch = max(epoch, ?), expires_at = 0", (epoch,))
+            restored.commit()
 
 
 def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:

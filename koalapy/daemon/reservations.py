@@ -200,8 +200,10 @@ class Reservations:
                 hint = "give them with the jobs that use the reservation"
                 reject("request.components", len(request.components), "have settings other than size and cluster", hint)
             for name in sorted({c.cluster or "" for c in request.components}):
-                if name in self._queries.grid and (drain := self._queries.grid[name].drained) is not None:
-                    hint = f"leave it out, or resume it: koala clusters resume {name}"
+                drain = self._queries.grid[name].drained if name in self._queries.grid else None
+                if drain is not None and drain.until > begin:
+                    later = "" if drain.ends_at is None else f", begin after its end at {format_utc(drain.until, now)}"
+                    hint = f"leave it out{later}, or resume it: koala clusters resume {name}"
                     reject("request", name, f"names {name}, which is drained: {drain.reason or 'by an operator'}", hint)
         check_submission(self._spec_of(request, caller), self._queries.limits())
         return replace(order, begin=begin)
@@ -271,7 +273,8 @@ class Reservations:
         clusters = [
             cluster.emptied().with_idle(self._count_free(cluster.name, begins_at, ends_at))
             for cluster in view
-            if cluster.state is ClusterState.USABLE and cluster.name not in refusals
+            if (cluster.state is ClusterState.USABLE or self._queries.grid[cluster.name].usable_from <= begins_at)
+            and cluster.name not in refusals
         ]
         view = view.select_clusters(frozenset(cluster.name for cluster in clusters)).with_clusters(clusters)
         answer = self._queries.questions.divide(self._spec_of(order.request, caller), view)
@@ -409,7 +412,9 @@ class Reservations:
             if reservation.state is ReservationState.MADE and now >= reservation.ends_at:
                 await self._change(reservation, ReservationState.OVER, "is over")
                 await self._release(reservation)
-        old = [e.id for e in self._all.values() if not e.state.is_live and e.changed_at < now - _kept_s(e)]
+        kept_s = {ReservationState.FAILED: FAILED_KEPT_S}
+        ended = (each for each in self._all.values() if not each.state.is_live)
+        old = [each.id for each in ended if each.changed_at < now - kept_s.get(each.state, KEPT_S)]
         if outdated := [ident for ident in old if ident != self._last_id]:
             await run_in_database(self._store.remove, outdated)
             self._all = {ident: each for ident, each in self._all.items() if ident not in outdated}
@@ -440,10 +445,6 @@ class Reservations:
         answer = await self._questions.ask_agent(cluster, "reservations", {"prefix": self._prefix})
         pattern = re.compile(re.escape(self._prefix) + "[0-9]{1,9}", re.ASCII)
         return {name for name in _NAMES.validate_python(answer.get("names")) if pattern.fullmatch(name)}
-
-
-def _kept_s(reservation: Reservation) -> float:
-    return FAILED_KEPT_S if reservation.state is ReservationState.FAILED else KEPT_S
 
 
 def format_parts(parts: Iterable[ReservedPart]) -> str:

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from koalapy import __version__
 from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import bar, distribution, interval, node_grid, series
+from koalapy.dashboard.pictures import bar, distribution, interval
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
@@ -84,7 +84,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timeline)
+PICTURES = (bar, distribution, grid_map, interval, draw_timeline)
 CHARTS = (describe_range, line_chart, stacked_chart, use_bar)
 """Functions that templates call by their names."""
 
@@ -145,6 +145,11 @@ def format_count(number: float | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def format_percent(share: float) -> str:
+    """Format a percentage, below 10 % with a decimal."""
+    return f"{share:.{0 if share >= 10 or not share else 1}f} %"
+
+
 def format_quantity(number: float) -> str:
     """Format a number with thousands separators, and decimals only if it has any: ``1,250``, ``0.5``."""
     return f"{int(number):,}" if float(number).is_integer() else f"{number:,.6g}"
@@ -186,6 +191,7 @@ def _make_environment() -> Environment:
         "age": render_age,
         "count": format_count,
         "quantity": format_quantity,
+        "iso": format_iso_time,
         "iso_time": render_iso_time,
         "days": format_days,
         "duration": format_duration,
@@ -207,11 +213,7 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
-    environment.globals |= {
-        "rate": format_rate,
-        "seconds": format_seconds,
-        "percent": lambda share: f"{share:.{0 if share >= 10 or not share else 1}f} %",
-    }
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment

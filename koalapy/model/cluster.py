@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from math import inf
 from typing import TypeVar
 
 from koalapy.model.bounds import MAX_NODES
@@ -93,10 +94,31 @@ class Drain:
         return self.at if self.begins_at is None else self.begins_at
 
     @property
+    def until(self) -> float:
+        """Return when it ends; infinity if an operator ends it."""
+        return inf if self.ends_at is None else self.ends_at
+
+    @property
     def author(self) -> str:
         """Return who ordered it and why: ``by ada: new switches``."""
         author = f"by {self.by}" if self.by else "by an operator"
         return f"{author}: {self.reason}" if self.reason else author
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStanding:
+    """What the next daemon run must know of a cluster: whether it may be used, and why not."""
+
+    unusable: bool = False
+    """Whether consecutive errors made it unusable, regardless of its state."""
+    note: str = ""
+    """Reason why it is unusable."""
+    trials: int = 0
+    """Number of failed probations since."""
+    drained: Drain | None = None
+    """The drain order in force."""
+    planned_drains: tuple[Drain, ...] = ()
+    """Drain orders that begin later."""
 
 
 @dataclass(frozen=True, slots=True)

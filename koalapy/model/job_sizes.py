@@ -44,10 +44,15 @@ class NodeReservation:
         """Return whether it is a planned drain, which is of all nodes and has no name."""
         return not self.name
 
-    def bars(self, walltime: float | None, now: float) -> bool:
-        """Return whether a job that starts now would run between begin and end."""
-        end = now + (self.default_walltime if walltime is None else walltime) + 60  # it may count whole minutes
-        return self.begins < end and now < self.ends
+    def bars(self, walltime: float | None, now: float, delay: float = 0.0) -> bool:
+        """Return whether a job that starts ``delay`` seconds from now, and is placed now, would run between begin and
+        end."""
+        return self.last_start(walltime) < now + delay and now < self.ends
+
+    def last_start(self, walltime: float | None) -> float:
+        """Return the last time at which a job may start that is to end before the begin."""
+        lasts = (self.default_walltime if walltime is None else walltime) + 60  # it may count whole minutes
+        return self.begins - lasts
 
     def describe(self, now: float) -> str:
         """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00 UTC``; empty if it is over."""

@@ -1,6 +1,7 @@
 """The state of one cluster: its nodes, its contact and its health."""
 
 from dataclasses import KW_ONLY, dataclass, field
+from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, add_unclassified, resize_classes
 from koalapy.model.profile import ClusterProfile
@@ -115,8 +116,10 @@ class ClusterStatus:
     @property
     def state(self) -> ClusterState:
         """Return the condition that decides whether components may be placed here; an operator's drain comes first."""
-        if self.drained is not None:
-            return ClusterState.DRAINED
+        return self._state_without_drain if self.drained is None else ClusterState.DRAINED
+
+    @property
+    def _state_without_drain(self) -> ClusterState:
         if not self.contact.connected:
             return ClusterState.UNREACHABLE
         if self.health.unusable and not self.health.probation:
@@ -124,6 +127,13 @@ class ClusterStatus:
         if self.last_report.problem:
             return ClusterState.UNREACHABLE
         return ClusterState.PROBATION if self.health.unusable else ClusterState.USABLE
+
+    @property
+    def usable_from(self) -> float:
+        """Return when the end of the drain in force makes it usable; infinity if nothing does, or it has no drain."""
+        if self.drained is None or self._state_without_drain not in (ClusterState.USABLE, ClusterState.PROBATION):
+            return inf
+        return self.drained.until
 
     @property
     def state_reason(self) -> str:

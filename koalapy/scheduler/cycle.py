@@ -6,53 +6,26 @@ from koalapy.model.advice import record_advice
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
-from koalapy.scheduler.arrays import Arrays
-from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.contact import Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
-from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.event_handler import EventHandler
 from koalapy.scheduler.events import Event
-from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Offers, WaitingReasons
-from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.questions import PolicyQuestions
+from koalapy.scheduler.parts import Parts
+from koalapy.scheduler.queue.candidates import Candidate
 from koalapy.scheduler.queue.queue import Group
-from koalapy.scheduler.queue.start_conditions import StartConditions
-from koalapy.scheduler.state import SchedulerState
 
 
 class Cycle:
     """The scheduling cycle. ``run`` lists the steps; each step calls one other component."""
 
-    def __init__(
-        self,
-        state: SchedulerState,
-        contact: Contact,
-        events: EventHandler,
-        deadlines: Deadlines,
-        queues: PlacementQueues,
-        candidates: Candidates,
-        offers: Offers,
-        questions: PolicyQuestions,
-        knowledge: KnowledgeBuilder,
-        reasons: WaitingReasons,
-        claiming: Claiming,
-        attempts: Attempts,
-        arrays: Arrays,
-        conditions: StartConditions,
-        budget: Budget,
-        *,
-        keeps_effects: bool,
-    ) -> None:
-        self._state, self._ledger = state, state.ledger
-        self._contact, self._events, self._deadlines = contact, events, deadlines
-        self._queues, self._candidates, self._offers = queues, candidates, offers
-        self._questions, self._knowledge, self._reasons = questions, knowledge, reasons
-        self._claiming, self._attempts, self._budget = claiming, attempts, budget
-        self._arrays, self._conditions = arrays, conditions
-        self._ends = state.ledger.ended_tasks, conditions.ended, queues.unreserved
+    def __init__(self, parts: Parts, *, keeps_effects: bool) -> None:
+        self._state, self._ledger = parts.state, parts.state.ledger
+        self._contact, self._events, self._deadlines = parts.contact, EventHandler(parts), Deadlines(parts)
+        self._queues, self._candidates, self._offers = parts.queues, parts.candidates, parts.offers
+        self._questions, self._knowledge, self._reasons = parts.questions, parts.knowledge, parts.reasons
+        self._claiming, self._attempts, self._budget = parts.claiming, parts.attempts, parts.budget
+        self._arrays, self._conditions = parts.arrays, parts.conditions
+        self._ends = self._ledger.ended_tasks, parts.conditions.ended, parts.queues.unreserved
         """The ended tasks and jobs to follow, and the jobs without their reservations, looked at in each cycle."""
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()

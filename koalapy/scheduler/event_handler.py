@@ -12,20 +12,9 @@ from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
 from koalapy.model.reservation import Reservation
 from koalapy.scheduler import events as ev
-from koalapy.scheduler.arrays import Arrays, single
-from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.components import Components
-from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.drains import Drains
-from koalapy.scheduler.attempts.failures import Failures
-from koalapy.scheduler.attempts.health import ClusterHealth
-from koalapy.scheduler.attempts.link_paths import LinkPaths
-from koalapy.scheduler.claims.staging import Transfers
+from koalapy.scheduler.arrays import single
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.queue.candidates import Candidates
-from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.start_conditions import StartConditions
-from koalapy.scheduler.state import SchedulerState
+from koalapy.scheduler.parts import Parts
 
 MAX_MISSING_FILES = 1000
 """Number of stored files without a replica after which those that no job needs are removed."""
@@ -34,29 +23,15 @@ MAX_MISSING_FILES = 1000
 class EventHandler:
     """The dispatcher of events to the components of the scheduler that handle them."""
 
-    def __init__(
-        self,
-        state: SchedulerState,
-        queues: PlacementQueues,
-        candidates: Candidates,
-        attempts: Attempts,
-        components: Components,
-        transfers: Transfers,
-        confirmations: Confirmations,
-        contact: Contact,
-        health: ClusterHealth,
-        failures: Failures,
-        arrays: Arrays,
-        conditions: StartConditions,
-        link_paths: LinkPaths,
-        drains: Drains,
-    ) -> None:
-        self._state, self._grid, self._ledger, self._reservations = state, state.grid, state.ledger, state.reservations
-        self._queues, self._candidates = queues, candidates
-        self._attempts, self._components = attempts, components
-        self._transfers, self._confirmations = transfers, confirmations
-        self._contact, self._health, self._failures = contact, health, failures
-        self._arrays, self._conditions, self._link_paths, self._drains = arrays, conditions, link_paths, drains
+    def __init__(self, parts: Parts) -> None:
+        self._state = state = parts.state
+        self._grid, self._ledger, self._reservations = state.grid, state.ledger, state.reservations
+        self._queues, self._candidates = parts.queues, parts.candidates
+        self._attempts, self._components = parts.attempts, parts.components
+        self._transfers, self._confirmations = parts.transfers, parts.confirmations
+        self._contact, self._health, self._failures = parts.contact, parts.health, parts.failures
+        self._arrays, self._conditions = parts.arrays, parts.conditions
+        self._link_paths, self._drains = parts.link_paths, parts.drains
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""

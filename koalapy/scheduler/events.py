@@ -121,10 +121,14 @@ class ClusterDrained:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResumed:
-    """A drained cluster may be used again; ``planned``: its planned drains are withdrawn instead."""
+    """A drained cluster may be used again; ``planned``: its planned drains are withdrawn instead.
+
+    ``begins_at``: only those planned drains that begin then are withdrawn, in seconds since the epoch.
+    """
 
     cluster: ClusterName
     planned: bool = False
+    begins_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -430,13 +430,13 @@ class CachedView:
         grid = self._grid
         if self._version != grid.version:
             touched, self._version = grid.changed_since(self._version), grid.version
-            view = self._update_view(touched) if self._view.clusters else self._anew(touched)
+            if self._view.clusters:
+                view = self._update_view(touched)
+            else:
+                cut_off = frozenset(cluster.name for cluster in touched if not cluster.moves_files)
+                view = GridView(tuple(map(self._see, touched)), cut_off=cut_off)
             self._view = grid.with_current_links(view, self._streams())
         return self._view
-
-    def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:
-        cut_off = frozenset(cluster.name for cluster in clusters if not cluster.moves_files)
-        return GridView(tuple(map(self._see, clusters)), cut_off=cut_off)
 
     def _update_view(self, touched: Collection[ClusterStatus]) -> GridView:
         """Return the last view with the touched clusters replaced, and with the clusters that cannot transfer files."""

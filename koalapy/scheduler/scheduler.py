@@ -11,30 +11,16 @@ from typing import Any
 from koalapy.model.job import Attempt, Component, ComponentState, Job
 from koalapy.model.job_spec import Priority
 from koalapy.model.reservation import Reservation
-from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
-from koalapy.scheduler.arrays import Arrays
-from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE, Attempts
-from koalapy.scheduler.attempts.components import Components
-from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.deadlines import Deadlines
-from koalapy.scheduler.attempts.drains import Drains
+from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE
 from koalapy.scheduler.attempts.facts import filter_of
-from koalapy.scheduler.attempts.failures import Failures
-from koalapy.scheduler.attempts.health import ClusterHealth
-from koalapy.scheduler.attempts.link_paths import LinkPaths
-from koalapy.scheduler.claims.claim import Claiming, Nonces
-from koalapy.scheduler.claims.staging import Transfers
+from koalapy.scheduler.claims.claim import Nonces
 from koalapy.scheduler.cycle import Cycle
 from koalapy.scheduler.effects import Effects
-from koalapy.scheduler.event_handler import EventHandler
 from koalapy.scheduler.events import Event
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.parts import Parts
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers, WaitingReasons
-from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.questions import PolicyQuestions
-from koalapy.scheduler.queue.start_conditions import StartConditions
+from koalapy.scheduler.queue.candidates import Clock
 from koalapy.scheduler.state import SchedulerState
 
 
@@ -51,64 +37,15 @@ class Scheduler:
         effects after the next step; they are copied for that.
         """
         self._state, self._grid, self._ledger = state, state.grid, state.ledger
-        profiles = {cluster.name: cluster.profile for cluster in state.grid.clusters()}
-        eligibility = Eligibility(profiles, state.accounts, state.sharing)
-        self._queues = queues = PlacementQueues(state, eligibility)
-        knowledge = KnowledgeBuilder(state, queues)
-        questions = PolicyQuestions(state, eligibility, queues, knowledge)
-        self._health = health = ClusterHealth(state)
-        self._link_paths = link_paths = LinkPaths(state)
-        self._attempts = attempts = Attempts(state, health, queues)
-        self._arrays = arrays = Arrays(state, attempts, queues)
-        self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
-        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, questions, nonces)
-        self._failures = failures = Failures(state, attempts, claiming, health, queues, questions, arrays, link_paths)
-        transfers = Transfers(state, attempts, claiming, failures)
-        components = Components(state, attempts, failures, health, link_paths)
-        confirmations = Confirmations(state)
-        self._contact = contact = Contact(state, confirmations, components, health)
-        self._drains = drains = Drains(state, attempts)
-        deadlines = Deadlines(
-            state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths, drains
+        parts = Parts(state, nonces, clock)
+        self._queues, self._candidates, self._arrays = parts.queues, parts.candidates, parts.arrays
+        self._health, self._link_paths, self._attempts = parts.health, parts.link_paths, parts.attempts
+        self._conditions, self._claiming, self._failures = parts.conditions, parts.claiming, parts.failures
+        self._contact, self._drains = parts.contact, parts.drains
+        self._cycle = Cycle(parts, keeps_effects=keeps_effects)
+        self.queries = Queries(
+            state, parts.queues, parts.offers, parts.questions, parts.reasons, parts.arrays, parts.conditions
         )
-        offers, reasons = Offers(state, queues.plan, queues.kept), WaitingReasons(state, queues, questions)
-        budget = Budget(state.rules.step_budget, clock)
-        self._candidates = candidates = Candidates(state, queues, offers, questions, reasons, budget, arrays.give_up)
-        events = EventHandler(
-            state,
-            queues,
-            candidates,
-            attempts,
-            components,
-            transfers,
-            confirmations,
-            contact,
-            health,
-            failures,
-            arrays,
-            conditions,
-            link_paths,
-            drains,
-        )
-        self._cycle = Cycle(
-            state,
-            contact,
-            events,
-            deadlines,
-            queues,
-            candidates,
-            offers,
-            questions,
-            knowledge,
-            reasons,
-            claiming,
-            attempts,
-            arrays,
-            conditions,
-            budget,
-            keeps_effects=keeps_effects,
-        )
-        self.queries = Queries(state, queues, offers, questions, reasons, arrays, conditions)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
         """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""

@@ -32,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.model.job_search import LITERAL_STAR
@@ -49,6 +49,8 @@ LOCK_TIMEOUT_S = 10.0
 """Seconds that a transaction waits for those of this process that came before, also on a busy machine."""
 HOLDER_LOCK = 0x6B6F616C
 """First number of the advisory lock of the lease's holder; the second is the epoch."""
+START_LOCK = 0x6B6F616C61
+"""Number of the advisory lock of daemons that start, one after the other; arbitrary."""
 _TRY_LOCK = text("select pg_try_advisory_lock(:kind, :epoch)")
 IS_LOCKED = (
     "exists(select 1 from pg_locks where locktype = 'advisory' and granted and objsubid = 2"
@@ -56,6 +58,9 @@ IS_LOCKED = (
     f" and classid::bigint = {HOLDER_LOCK} and objid::bigint = lease.epoch)"
 )
 """SQL of whether a session holds the lock of the lease's holder."""
+_READ_LOCK = text(f"select {IS_LOCKED} from lease")
+_FIND_HOLDER = select(lease.c.instance, lease.c.epoch, lease.c.batch, lease.c.holder, lease.c.expires_at)
+"""The columns of the lease that all versions have."""
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
 _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
@@ -121,20 +126,20 @@ class HolderSession:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
-        self._epoch = 0
 
     def hold_lock(self, epoch: int) -> None:
-        """Lock the epoch of the lease, unless that is done. After a failure the next call tries again."""
-        try:
-            if self._connection is None:
-                self._connection, self._epoch = self._engine.connect(), 0
-                self._connection.execution_options(isolation_level="AUTOCOMMIT")
-            if epoch == self._epoch:
-                self._connection.execute(text("select 1"))
-            elif self._connection.execute(_TRY_LOCK, {"kind": HOLDER_LOCK, "epoch": epoch}).scalar_one():
-                self._epoch = epoch
-        except SQLAlchemyError:
-            self.close()
+        """Lock the present ``epoch`` of the lease, unless it is locked. After a failure the next call tries again."""
+        for _ in range(2):  # a server that was restarted has closed the old session, and may accept a new one at once
+            try:
+                if self._connection is None:
+                    self._connection = self._engine.connect()
+                    self._connection.execution_options(isolation_level="AUTOCOMMIT")
+                if not self._connection.execute(_READ_LOCK).scalar():
+                    self._connection.execute(_TRY_LOCK, {"kind": HOLDER_LOCK, "epoch": epoch})
+            except SQLAlchemyError:
+                self.close()
+            else:
+                return
 
     def close(self) -> None:
         if self._connection is not None:
@@ -154,11 +159,13 @@ class Lease:
         sleep: Callable[[float], None] = time.sleep,
         check_files: Callable[[], None] = lambda: None,
         claim: Claim | None = NEW_CLAIM,
+        upgrade: Callable[[Connection], None] = lambda _: None,
     ) -> None:
         """Take the lease. Raise ``ConflictError`` if another daemon holds it. Without a ``claim`` only read it.
 
         ``check_files`` raises ``StoreUnavailable`` if the database files were removed or replaced, so that writes would
-        be lost.
+        be lost. ``upgrade`` upgrades the tables in the transaction that takes the lease, so that no daemon of an older
+        version writes to them afterwards.
         """
         self._engine, self._clock, self._check_files = engine, clock, check_files
         self._write_lock = FairLock() if engine.dialect.name == "sqlite" else None
@@ -175,60 +182,51 @@ class Lease:
             with engine.connect() as connection:
                 self.instance, self.epoch = connection.execute(select(lease.c.instance)).scalar_one(), 0
             return
-        self._address = claim.address
-        odd = self._try_to_acquire(claim.dead)
-        if odd is not None:
-            self._watch_lease(odd, sleep)
-            self._try_to_acquire(dead=odd)
+        self._address, self._upgrade = claim.address, upgrade
+        doubtful = self._try_to_acquire(claim.dead)
+        if doubtful is not None:
+            self._watch_lease(doubtful, sleep)
+            self._try_to_acquire(dead=doubtful)
         if engine.dialect.name == "postgresql":
             self._session = HolderSession(engine)
             self._session.hold_lock(self.epoch)
 
-    def _try_to_acquire(self, dead: float | None = None) -> float | None:
-        try:
-            return self._acquire_once(dead)
-        except IntegrityError:  # another daemon has just inserted the row
-            return self._acquire_once(dead)
-
-    def _acquire_once(self, dead: float | None) -> float | None:
-        """Take the lease and return None, or return its expiry if that is too late by this machine's clock.
+    def _try_to_acquire(self, dead: float | None) -> float | None:
+        """Take the lease and return None, or return its expiry if clocks do not show whether its holder lives.
 
         ``dead`` is such an expiry, which its holder did not renew. Raise ``ConflictError`` if another daemon holds the
         lease.
         """
         with self._engine.begin() as connection:
-            row = connection.execute(select(lease).with_for_update()).mappings().first()
+            if connection.dialect.name == "postgresql":
+                connection.execute(text(f"select pg_advisory_xact_lock({START_LOCK})"))
+            is_used = inspect(connection).has_table(lease.name)
+            row = connection.execute(_FIND_HOLDER.with_for_update()).first() if is_used else None
             now = self._clock()  # read after the lock: the holder may have renewed while this waited
+            if row is not None and _is_doubtful(connection, row.holder, row.expires_at, now, dead):
+                return float(row.expires_at)
+            self._upgrade(connection)
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
                 connection.execute(insert(lease).values(id=1, instance=self.instance, **self._lease_values(now)))
                 return None
-            expiry: float = row["expires_at"]
-            self.last_commit = row["epoch"], row["batch"]
-            if expiry > now and expiry != dead and _may_hold(connection, row["holder"]):
-                if expiry > now + LEASE_SECONDS and dead is None:
-                    return expiry
-                raise _conflict_error(row["holder"])
-            self.instance, self.epoch = row["instance"], row["epoch"] + 1
+            self.last_commit = row.epoch, row.batch
+            self.instance, self.epoch = row.instance, row.epoch + 1
             connection.execute(update(lease).values(**self._lease_values(now)))
             return None
 
     def _watch_lease(self, expiry: float, sleep: Callable[[float], None]) -> None:
-        """Watch a lease with an expiry too late by this machine's clock.
-
-        Raise ``ConflictError`` if its holder renews it.
-        """
-        log.warning(
-            "the lease ends too late by this machine's clock: it is watched", action="lease-watched", s=LEASE_SECONDS
-        )
+        """Watch a lease for as long as it lasts. Raise ``ConflictError`` if its holder renews it."""
+        problem = "this machine's clock does not show whether the lease has ended: it is watched"
+        log.warning(problem, action="lease-watched", s=LEASE_SECONDS)
         for _ in range(int(LEASE_SECONDS / POLL_INTERVAL)):
             sleep(POLL_INTERVAL)
             with self._engine.connect() as connection:
-                row = connection.execute(select(lease)).mappings().one()
-            if row["expires_at"] != expiry:
-                if row["expires_at"] <= 0.0:
+                row = connection.execute(_FIND_HOLDER).one()
+            if row.expires_at != expiry:
+                if row.expires_at <= 0.0:
                     return  # released
-                raise _conflict_error(row["holder"])
+                raise _conflict_error(row.holder)
 
     def _lease_values(self, now: float) -> dict[str, object]:
         return {
@@ -325,22 +323,27 @@ def current_holder(engine: Engine, now: float) -> str:
     return str(row.holder.rsplit(":", 1)[0])
 
 
-def check_no_holder(connection: Connection, now: float, dead: float | None) -> None:
-    """Raise ``ConflictError`` if a daemon of any version may hold the lease. Its row is locked until the transaction
-    ends.
+def _is_doubtful(connection: Connection, holder: str, expiry: float, now: float, dead: float | None) -> bool:
+    """Return whether a lease has to be watched before it is taken; False if it may be taken at once.
 
-    ``dead``: the expiry of a lease that may be taken.
+    Raise ``ConflictError`` if its holder lives. ``dead`` is the expiry of a lease that was watched: its holder lives if
+    it has another one. Clocks may differ: a locked lease may last after its expiry, and one far ahead may have ended.
     """
-    if inspect(connection).has_table(lease.name):
-        row = connection.execute(select(lease.c.holder, lease.c.expires_at).with_for_update()).first()
-        if row and row.expires_at > now and row.expires_at != dead and _may_hold(connection, row.holder):
-            raise _conflict_error(row.holder)
+    if expiry <= 0.0 or expiry == dead:
+        return False
+    if dead is not None or (now < expiry <= now + LEASE_SECONDS and _may_hold(connection, holder)):
+        raise _conflict_error(holder)
+    return _is_locked(connection) if expiry <= now else _may_hold(connection, holder)
 
 
 def _may_hold(connection: Connection, holder: str) -> bool:
     """Return whether the holder may still run. A process of another container may have its host name and id."""
-    is_server = connection.dialect.name == "postgresql"
-    return may_live(holder) or (is_server and bool(connection.execute(text(f"select {IS_LOCKED} from lease")).scalar()))
+    return may_live(holder) or _is_locked(connection)
+
+
+def _is_locked(connection: Connection) -> bool:
+    """Return whether the session of the lease's holder goes on, which a PostgreSQL server knows."""
+    return connection.dialect.name == "postgresql" and bool(connection.execute(_READ_LOCK).scalar())
 
 
 def _conflict_error(holder: str) -> ConflictError:
@@ -374,7 +377,7 @@ MAX_INSERTIONS = 1000
 
 
 class Database:
-    """A migrated database, opened by the daemon that holds its lease.
+    """A database, opened by the daemon that holds its lease.
 
     Methods raise ``StoreUnavailable`` if the database does not respond. Writing raises ``LeaseLost`` if another daemon
     has taken over.
@@ -386,13 +389,15 @@ class Database:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         claim: Claim | None = NEW_CLAIM,
+        upgrade: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        """``claim``: how to take the lease; None: the database is only read, and each write raises ``LeaseLost``."""
+        """``claim``: how to take the lease; None: the database is only read, and each write raises ``LeaseLost``.
+        ``upgrade`` upgrades the tables in the transaction that takes the lease."""
         self.engine = engine
         self._reader = reading(engine)
         with unavailable_is_known():
+            self.lease = Lease(writing(engine), clock, sleep, self.check_files, claim, upgrade)
             self._files = open_files_of(engine)
-            self.lease = Lease(writing(engine), clock, sleep, self.check_files, claim)
 
     @property
     def is_sqlite(self) -> bool:

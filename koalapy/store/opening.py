@@ -7,17 +7,15 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
 from koalapy.model.errors import UsageError
 from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
-from koalapy.store.database import NEW_CLAIM, Claim, Database, check_no_holder
-from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
+from koalapy.store.database import NEW_CLAIM, Claim, Database
+from koalapy.store.engine import MEMORY, make_engine
 from koalapy.store.history import HistoryStore
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.output import OutputStore
@@ -33,9 +31,6 @@ from koalapy.store.service_tables import (
 )
 from koalapy.store.sql import JobStore
 
-LOCK_NUMBER = 0x6B6F616C61
-"""Advisory lock number; arbitrary, but the same for every daemon of the database."""
-
 
 def migrations_directory() -> Path:
     """Return the folder of the migrations: next to this file in a wheel, at the top of a checkout."""
@@ -49,35 +44,27 @@ def alembic_config() -> Config:
     return config
 
 
-def migrate(
-    engine: Engine, revision: str = "head", check_no_holder: Callable[[Connection], None] = lambda _: None
-) -> None:
-    """Upgrade a database to a revision; do nothing if it has the revision.
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Upgrade the tables to a revision in the present transaction; do nothing if they have the revision.
 
-    ``check_no_holder`` is called before an upgrade, in its transaction. Raise ``StoreUnavailable`` if there is no
-    database, and ``UsageError`` if another version created it.
+    Raise ``UsageError`` if another version created them.
     """
+    if connection.dialect.name == "postgresql":
+        _check_encoding(connection)
     config = alembic_config()
-    with unavailable_is_known(), writing(engine).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            _check_encoding(connection)
-            connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
-        config.attributes["connection"] = connection
-        try:
-            head = ScriptDirectory.from_config(config).get_current_head()
-            if MigrationContext.configure(connection).get_current_revision() != head:
-                check_no_holder(connection)
-            command.upgrade(config, revision)
-        except CommandError as error:
-            if not isinstance(error.__cause__, ResolutionError):
-                raise
-            revision = str(error.__cause__.argument)
-            raise UsageError(
-                f"the database is of another version of koalapy (revision {revision})",
-                field="database",
-                value=revision,
-                hint="install that version again, or put back a copy of the database from before it",
-            ) from error
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, revision)
+    except CommandError as error:
+        if not isinstance(error.__cause__, ResolutionError):
+            raise
+        revision = str(error.__cause__.argument)
+        raise UsageError(
+            f"the database is of another version of koalapy (revision {revision})",
+            field="database",
+            value=revision,
+            hint="install that version again, or put back a copy of the database from before it",
+        ) from error
 
 
 def _check_encoding(connection: Connection) -> None:
@@ -131,8 +118,8 @@ def open_stores(
     engine = make_engine(url)
     if claim is None:
         return stores_in_database(Database(engine, clock, claim=None), output, is_read_only=True)
-    migrate(engine, check_no_holder=lambda connection: check_no_holder(connection, clock(), claim.dead))
-    return stores_in_database(Database(engine, clock, claim=claim), output, None if url == MEMORY else job_numbers)
+    database = Database(engine, clock, claim=claim, upgrade=upgrade)
+    return stores_in_database(database, output, None if url == MEMORY else job_numbers)
 
 
 def stores_in_database(

@@ -66,14 +66,6 @@ async def test_each_line_makes_a_task_and_selects_lines(open_api: Open, body: Bo
     assert (array["id"], array["tasks"]["size"]) == (5, 2)
 
 
-async def test_logs_of_an_array_name_its_tasks(open_api: Open, body: Body) -> None:
-    api = await open_api()
-    await api.post("/api/v1/jobs", json=body | {"array": "3-5"})
-    answer = await api.get("/api/v1/jobs/1/logs")
-    assert (answer.status_code, answer.json()["hint"]) == (409, "name a task, as in koala logs '1[3]'")
-    assert (await api.get("/api/v1/jobs/2/logs")).text == ""
-
-
 async def test_bulk_actions_on_an_array_and_its_tasks(open_api: Open, body: Body) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body | {"array": "1-5"})
@@ -103,17 +95,6 @@ async def test_task_that_never_started_is_named_with_its_state(open_api: Open, b
         answer = await api.get(f"/api/v1/jobs/6{path}")
         assert (answer.status_code, answer.json()["detail"]) == (404, "task 1[14] was cancelled before it started")
     assert (await api.get("/api/v1/jobs/7")).json()["detail"] == "there is no job 7"
-
-
-async def test_results_of_an_array_are_those_of_its_tasks(open_api: Open, body: Body) -> None:
-    api = await open_api()
-    await api.post("/api/v1/jobs", json=body | {"array": "10-14", "collect": ["out"]})
-    answer = await api.get("/api/v1/jobs/1/results")
-    assert (answer.status_code, answer.json()["detail"], answer.json()["hint"]) == (
-        409,
-        "job 1 is an array: the files are those of its tasks",
-        "name a task, as in koala fetch '1[10]'",
-    )
 
 
 def split_array_text() -> str:

@@ -45,6 +45,18 @@ async def test_planned_drain_is_listed_and_withdrawn(open_api: Open) -> None:
     assert (resumed.status_code, resumed.json()["planned_drains"]) == (200, [])
 
 
+async def test_one_planned_drain_is_withdrawn_by_its_begin(open_api: Open) -> None:
+    api, path = await open_api(), "/api/v1/clusters/north"
+    for begin in ("now+30h", "now+50h"):
+        cluster = (await api.post(f"{path}/drain", json={"reason": "new disks", "begin": begin})).json()
+    first, second = (drain["begins_at"] for drain in cluster["planned_drains"])
+    unknown = await api.post(f"{path}/resume", json={"begin": "now+40h"})
+    assert (unknown.status_code, unknown.json()["field"]) == (409, "begin")
+    assert unknown.json()["hint"].startswith(f"its planned drains begin at {first[:16].replace('T', ' ')} UTC, ")
+    resumed = await api.post(f"{path}/resume", json={"begin": f"{first[:16]}Z"})
+    assert [drain["begins_at"] for drain in resumed.json()["planned_drains"]] == [second]
+
+
 @pytest.mark.parametrize(
     ("order", "field"),
     [
@@ -84,3 +96,12 @@ async def test_cluster_out_of_reach_is_declared_lost(open_api: Open) -> None:
     assert (answer.status_code, answer.json()["state"]) == (200, "unreachable")
     unknown = await api.post("/api/v1/clusters/nroth/lost")
     assert (unknown.status_code, unknown.json()["hint"][:14]) == (404, "did you mean n")
+
+
+async def test_preview_of_planned_drain_takes_points_in_time(open_api: Open) -> None:
+    api, path = await open_api(), "/api/v1/clusters/north/drain"
+    preview = await api.get(path, params={"simulate": "false", "begin": "now+1h", "end": "now+2h"})
+    assert (preview.status_code, preview.json()["running"], preview.json()["delayed"]) == (200, [], None)
+    for field in ("begin", "end"):
+        refused = await api.get(path, params={"simulate": "false", field: "whenever"})
+        assert (refused.status_code, refused.json()["field"]) == (422, field)

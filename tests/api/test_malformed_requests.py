@@ -129,13 +129,6 @@ async def test_document_bounds_every_text_field(open_api: Open) -> None:
     assert {"JobSubmission", "ComponentInput", "ActionReason", "DrainOrder", "ReplicaOrder"} <= set(schemas)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": "\xff"}', b'{"a": %s}' % (b"9" * 5000)])
-async def test_body_that_is_not_json_returns_400(open_api: Open, body: bytes) -> None:
-    answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
-    assert (answer.status_code, answer.json()["field"]) == (400, "body")
-    assert "not valid JSON" in answer.json()["detail"]
-
-
 async def test_json_with_wrong_content_type_returns_422(open_api: Open) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", content=FLEXIBLE % 6, headers={"content-type": "text/plain"})
     assert answer.status_code == 422

@@ -366,7 +366,15 @@ WRONG_TASKS: list[tuple[Any, ...]] = [
 ]
 REQUESTS: dict[str, list[tuple[Any, ...]]] = {
     "queries": [(path if " " in path else f"GET {path}", None, *row) for path, *row in QUERIES],
-    "replicas": [("POST /replicas", *row) for row in WRONG_REPLICAS],
+    "replicas": [
+        *(("POST /replicas", *row) for row in WRONG_REPLICAS),
+        ("POST /replicas/verify", {"name": "x"}, 404, "name"),
+        ("POST /replicas/verify", {"name": "m", "cluster": "south"}, 404, "cluster"),
+        ("POST /replicas/verify", {"name": "m", "cluster": "w"}, 422, "cluster"),
+        ("DELETE /replicas?name=x", None, 404, "name"),
+        ("DELETE /replicas?name=m&cluster=south", None, 404, "cluster"),
+        ("DELETE /replicas?name=m&cluster=w", None, 422, "cluster"),
+    ],
     "drains": [
         *(("POST /clusters/north/drain", order, 422, *row) for order, *row in WRONG_DRAINS),
         ("POST /clusters/nroth/drain", {"reason": "x"}, 404, "cluster", "did you mean north?"),
@@ -378,7 +386,12 @@ REQUESTS: dict[str, list[tuple[Any, ...]]] = {
     "tokens": [("POST /tokens", order, 422, *row) for order, *row in WRONG_TOKENS],
     "jobs": [
         *(("POST /jobs/cancel", order, 422, *row) for order, *row in WRONG_JOB_LISTS),
+        *(("POST /jobs:batch", {"jobs": jobs}, 422, "jobs") for jobs in ([], None, {}, "x")),
+        *(("POST /jobs:batch", {"jobs": jobs}, 422, "jobs[0]") for jobs in ([1], [None])),
         *(("POST /jobs/3/cancel", {"tasks": indices}, status, "tasks", text) for indices, status, text in WRONG_TASKS),
+        ("GET /jobs/3/logs", None, 409, "job", "name a task, as in koala logs '3[1]'"),
+        ("GET /jobs/3/results", None, 409, "job", "job 3 is an array", "as in koala fetch '3[1]'"),
+        ("GET /jobs/9/events", None, 404, "job"),
         *(("PATCH /jobs/2", order, 422, *row) for order, *row in WRONG_CHANGES),
         *(("POST /jobs/2/explain", order, 422, *row) for order, *row in WRONG_CHANGES),
     ],

@@ -482,3 +482,15 @@ async def test_daemon_that_ends_while_disk_is_full_leaves_nothing_on_clusters(
     async with start_daemon(tmp_path, sites) as api:
         await service_of(api).check()
         assert (sites.reserved, (await api.get(PATH)).json()["reservations"]) == ({}, [])
+
+
+async def test_reservation_begins_after_the_drain_in_force_has_ended(tmp_path: Path) -> None:
+    sites = Sites()
+    async with start_daemon(tmp_path, sites) as api:
+        await api.post("/api/v1/clusters/south/drain", json={"reason": "disks", "end": "now+2h"})
+        for request in (fixed(south=2), FLEXIBLE):
+            early = await api.post(PATH, json=ORDER | {"request": request})
+            assert (early.status_code, early.json()["field"], bool(early.json()["hint"])) == (422, "request", True)
+            later = await api.post(PATH, json=ORDER | {"request": request, "begin": "now+3h"})
+            assert later.status_code == 201, later.json()
+            assert "south" in {part["cluster"] for part in later.json()["parts"]}

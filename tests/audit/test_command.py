@@ -8,6 +8,7 @@ import pytest
 
 from koalapy.cli.daemon.audit import audit_grid
 from koalapy.client.errors import Exit
+from koalapy.daemon.backup import make_backup, restore_backup
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState
 from koalapy.store.opening import open_stores
@@ -20,11 +21,14 @@ from tests.store.jobs import make_job
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return a data directory with a database, which has job 8 only."""
-    stores = open_stores(f"sqlite:///{tmp_path}/koala.db", OutputStore(tmp_path / "output", 1000))
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    stores = open_stores(f"sqlite:///{folder}/koala.db", OutputStore(folder / "output", 1000))
     job = make_job(8, JobState.CANCELLED, ended_at=9.0)
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={8: job}))
+    stores.jobs.release_lease()
     stores.jobs.close()
-    return tmp_path
+    return folder
 
 
 def instance_of(data: Path) -> str:
@@ -63,6 +67,19 @@ def test_audit_as_json_has_findings_and_what_is_not_proved(data: Path, capsys: p
         "examples": [7],
     }
     assert (report["violations"], report["not_proved"]) == (0, [missing])
+
+
+def test_audit_after_restored_backup_finds_job_that_it_lacks(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_backup(tmp_path / "backup", data, None, files_only=False)
+    stores = open_stores(f"sqlite:///{data}/koala.db", OutputStore(data / "output", 1000))
+    stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs={9: make_job(9, JobState.CANCELLED, ended_at=9.0)}))
+    stores.jobs.release_lease()
+    stores.jobs.close()
+    restore_backup(tmp_path / "backup", data, None, replace=True)
+    assert audit_grid(data, accounting=[write_accounting(data, 9)]) == Exit.FAILED
+    assert "run-recorded  9.2  it ran, and the database has no such job" in capsys.readouterr().out
 
 
 def test_audit_of_missing_files_names_them(tmp_path: Path, data: Path) -> None:

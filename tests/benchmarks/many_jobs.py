@@ -19,7 +19,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import sql, tables
 from koalapy.store.engine import make_engine, writing
-from koalapy.store.opening import migrate
+from tests.databases import migrate
 
 ENDED, ACTIVE = 1_000_000, 10_000
 YEAR_S = 365 * 86400.0

@@ -220,10 +220,13 @@ class MemoryService:
         self.south = replace(self.south, state="drained", drained=Drain(1000.0, caller.user, reason), used=used)
         return self.south
 
-    async def resume_cluster(self, cluster: ClusterName, *, planned: bool = False) -> ClusterRecord:
+    async def resume_cluster(
+        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None
+    ) -> ClusterRecord:
         self.get_cluster(cluster)
-        if planned:
-            self.south = replace(self.south, planned_drains=())
+        if planned or begin is not None:
+            drains = tuple(each for each in self.south.planned_drains if begin not in (None, each.since))
+            self.south = replace(self.south, planned_drains=drains)
         elif self.south.drained is None:
             raise ConflictError(
                 f"cluster {cluster} is not drained",

@@ -43,3 +43,34 @@ def unpack_archive(data: bytes) -> dict[str, bytes | None]:
     """Return the contents of an archive by name; None for folders."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {m.name: None if m.isdir() else tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+
+
+def _sparse_member() -> bytes:
+    member = tarfile.TarInfo("huge")
+    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**40)}
+    return make_archive((member, b"0\n".ljust(512, b"\0")))
+
+
+BAD_ARCHIVES = {
+    "nothing": b"",
+    "zeros": bytes(3000),
+    "no file": archive_of({"a": None}),
+    "no archive": b"#!/bin/sh\necho hello\n" * 100,
+    "compressed": b"\x1f\x8b" + b"x" * 2000,
+    "cut off": archive_of(GOOD)[:4000],
+    "broken within": archive_of({"a": b"a"})[:1024] + b"x" * 1024,
+    "absolute": archive_of({"/etc/passwd": b""}),
+    "upwards": archive_of({"../x": b""}),
+    "upwards within": archive_of({"a/../../x": b""}),
+    "no name": archive_of({"./": b"x"}),
+    "twice": archive_of({"a": b"1", "./a": b"2"}),
+    "file and folder": archive_of({"a": b"1", "a/b": b"2"}),
+    "folder and file": archive_of({"a/b": b"1", "a": b"2"}),
+    "long": archive_of({"x" * 256: b""}),
+    "symbolic link": make_archive(make_special_member("a", tarfile.SYMTYPE, "/etc")),
+    "hard link": make_archive(make_special_member("a", tarfile.LNKTYPE, "/etc/passwd")),
+    "device": make_archive(make_special_member("a", tarfile.CHRTYPE)),
+    "pipe": make_archive(make_special_member("a", tarfile.FIFOTYPE)),
+    "sparse": _sparse_member(),
+}
+"""Bundles that are rejected, by their problem."""

@@ -12,6 +12,7 @@ import pytest
 
 from koalapy.daemon.backup import make_backup, restore_backup
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
+from koalapy.store.job_numbers import BLOCK, recorded_numbers
 from koalapy.store.opening import open_stores
 from koalapy.store.output import OutputStore
 
@@ -96,12 +97,17 @@ def test_restore_backup_with_replace_keeps_old_data_and_numbers(data_dir: Path, 
     assert (displaced / "token").read_text() == "another"
     assert read_lease(displaced / "koala.db")[:2] == (40, 9)
     assert (data_dir / "token").read_text() == "content of token"
-    assert read_lease(data_dir / "koala.db") == (40, 9, 0.0)
+    assert read_lease(data_dir / "koala.db") == (0, 9, 0.0), "no job was removed by age"
+    assert recorded_numbers(data_dir / "job-numbers") == 40
     assert (data_dir / "clusters/north/spool/x").exists(), "agents keep what runs"
-    (data_dir / "output/51").mkdir()
     (data_dir / "koala.db").write_text("not a database at all, but something that is damaged")
     restore_backup(tmp_path / "backup", data_dir, None, replace=True)
-    assert read_lease(data_dir / "koala.db")[0] == 51, "by the output, as the database does not say"
+    assert recorded_numbers(data_dir / "job-numbers") == 40, "as recorded by the data that is replaced"
+    (data_dir / "job-numbers").unlink()
+    (data_dir / "koala.db").write_text("not a database at all, but something that is damaged")
+    (data_dir / "output/51").mkdir()
+    restore_backup(tmp_path / "backup", data_dir, None, replace=True)
+    assert recorded_numbers(data_dir / "job-numbers") > 51 + BLOCK, "by the output, as the database does not say"
 
 
 @pytest.mark.parametrize("entry", ["koala.db", "files/token", "files/output/7/1.1.0@0", "SHA256SUMS"])
@@ -186,7 +192,7 @@ def test_backup_of_external_database_is_restored_in_place(data_dir: Path, tmp_pa
     make_backup(tmp_path / "backup", data_dir, config, files_only=False)
     execute_sql(database, "UPDATE lease SET last_job = 8")
     restore_backup(tmp_path / "backup", data_dir, config, replace=True)
-    assert read_lease(database)[0] == 8
+    assert recorded_numbers(data_dir / "job-numbers") == 8
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert len(list(database.parent.glob("before-restore-*k.db"))) == 1
     assert not (data_dir / "koala.db").exists()

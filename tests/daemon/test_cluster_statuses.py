@@ -19,9 +19,9 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.records import Batch, ClusterRecord, Saved
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 
 SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection(speed=2.0)})
 

@@ -5,15 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from koalapy.daemon.jobs.submissions import Submissions
 from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, MAX_DEPENDENCIES, Clause, Dependency, EndCondition
-from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
-from tests.validation.submissions import GRID, check_spec, make_spec, one_component, rejection_of
+from tests.validation.submissions import GRID, check_spec, make_spec, one_component
 
 CALLER = Identity("alice", Role.OPERATOR, "a test")
 PAIR = (Dependency(7), Dependency(8))
@@ -54,34 +51,12 @@ def test_check_submission_with_dependencies_at_limit_passes() -> None:
     check_spec(depend_on([PAIR] * (MAX_DEPENDENCIES // 2)), GRID)
 
 
-def test_check_submission_with_one_dependency_above_limit_is_rejected() -> None:
-    error = rejection_of(depend_on([*[PAIR] * (MAX_DEPENDENCIES // 2), (Dependency(7),)]))
-    assert (error.field, error.value) == ("after", MAX_DEPENDENCIES + 1)
-    assert "has 1001 dependencies, more than 1000" in str(error)
-
-
 async def test_read_final_states_of_batch_at_limit_reads_each_job_once() -> None:
     stored = StoredJobs()
     specs = batch_of(10, MAX_BATCH_DEPENDENCIES)
     states = await stored.submissions.read_final_states([*specs, *specs], CALLER, is_batch=True)
     assert states == dict.fromkeys(range(10, 10 + MAX_BATCH_DEPENDENCIES), JobState.SUCCEEDED)
     assert stored.reads == [list(states)]
-
-
-async def test_read_final_states_of_batch_above_limit_reads_nothing() -> None:
-    stored = StoredJobs()
-    specs = [depend_on([]), *batch_of(10, MAX_BATCH_DEPENDENCIES + 1)]
-    with pytest.raises(UsageError, match=r"^jobs\[6\]\.after .* more than 5000 different jobs") as refused:
-        await stored.submissions.read_final_states(specs, CALLER, is_batch=True)
-    assert (refused.value.field, stored.reads) == ("jobs[6].after", [])
-
-
-@pytest.mark.parametrize(("is_batch", "field"), [(True, "jobs[1].after"), (False, "after")])
-async def test_read_final_states_of_unknown_job_names_field(is_batch: bool, field: str) -> None:
-    specs = [depend_on([PAIR]), depend_on([(Dependency(8), Dependency(9))])]
-    with pytest.raises(UsageError, match="names job 9, which does not exist") as refused:
-        await StoredJobs().submissions.read_final_states(specs, CALLER, is_batch=is_batch)
-    assert refused.value.field == field
 
 
 async def test_find_unmet_of_ended_jobs_returns_no_clauses() -> None:

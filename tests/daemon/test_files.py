@@ -34,7 +34,7 @@ from koalapy.scheduler.events import ReplicasChanged
 from koalapy.store.records import Batch
 from koalapy.store.service_tables import FileStore
 from tests import signals
-from tests.daemon.archives import GOOD, archive_of, make_archive, make_special_member, unpack_archive, yield_pieces
+from tests.daemon.archives import BAD_ARCHIVES, GOOD, archive_of, make_archive, unpack_archive, yield_pieces
 from tests.daemon.sites import Sites, sha256_hex
 from tests.daemon.test_hub import Daemon, running_daemon
 from tests.identities import DIRECTOR
@@ -196,20 +196,6 @@ async def test_verify_replicas_with_old_content_is_not_good_again(world: World) 
     assert world.changes[-1].sites == ("south",)
 
 
-@pytest.mark.parametrize(
-    ("name", "cluster", "error"), [("x", None, NotFoundError), ("m", "south", NotFoundError), ("m", "w", UsageError)]
-)
-async def test_verify_or_remove_of_unknown_replica_is_rejected(
-    world: World, name: str, cluster: str | None, error: type[Exception]
-) -> None:
-    world.sites.content["north", "/m"] = b""
-    await world.files.add_replica("m", "north", "/m")
-    with pytest.raises(error):
-        await world.files.verify_replicas(name, cluster)
-    with pytest.raises(error):
-        await world.files.remove_replicas(name, cluster)
-
-
 async def test_remove_replicas_forgets_one_or_all(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"", ("south", "/m"): b""}
     for cluster in ("north", "south"):
@@ -239,7 +225,7 @@ async def test_mark_spoiled_replica_does_not_recover_by_itself(world: World) -> 
     question_count = len(world.sites.questions)
     world.files.mark_spoiled("m", "north", "the checksum is another")
     await wait_until(lambda: len(world.sites.questions) > question_count)
-    await wait_until(lambda: not world.files._background)
+    await wait_until(lambda: not world.files._background.running)
     assert world.state_of("m", "north") is ReplicaState.UNREADABLE
     assert world.files.list_replicas("m")[0].reason == "the checksum is another"
     await world.files.verify_replicas("m")
@@ -262,46 +248,6 @@ async def test_resolve_spec_fills_in_inputs(world: World) -> None:
 
 
 # Bundles
-
-
-def _sparse_member() -> bytes:
-    member = tarfile.TarInfo("huge")
-    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**40)}
-    return make_archive((member, b"0\n".ljust(512, b"\0")))
-
-
-BAD = {
-    "nothing": b"",
-    "zeros": bytes(3000),
-    "no file": archive_of({"a": None}),
-    "no archive": b"#!/bin/sh\necho hello\n" * 100,
-    "compressed": b"\x1f\x8b" + b"x" * 2000,
-    "cut off": archive_of(GOOD)[:4000],
-    "broken within": archive_of({"a": b"a"})[:1024] + b"x" * 1024,
-    "absolute": archive_of({"/etc/passwd": b""}),
-    "upwards": archive_of({"../x": b""}),
-    "upwards within": archive_of({"a/../../x": b""}),
-    "no name": archive_of({"./": b"x"}),
-    "twice": archive_of({"a": b"1", "./a": b"2"}),
-    "file and folder": archive_of({"a": b"1", "a/b": b"2"}),
-    "folder and file": archive_of({"a/b": b"1", "a": b"2"}),
-    "long": archive_of({"x" * 256: b""}),
-    "symbolic link": make_archive(make_special_member("a", tarfile.SYMTYPE, "/etc")),
-    "hard link": make_archive(make_special_member("a", tarfile.LNKTYPE, "/etc/passwd")),
-    "device": make_archive(make_special_member("a", tarfile.CHRTYPE)),
-    "pipe": make_archive(make_special_member("a", tarfile.FIFOTYPE)),
-    "sparse": _sparse_member(),
-}
-
-
-@pytest.mark.evidence("U5")
-@pytest.mark.parametrize("problem", BAD)
-async def test_add_bundle_with_bad_archive_stores_nothing(world: World, problem: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        await world.bundles.add_bundle(yield_pieces(BAD[problem]))
-    assert (refused.value.field, bool(refused.value.hint)) == ("body", True)
-    assert list(world.bundles.path_of("x").parent.iterdir()) == []
-    assert world.store.bundles() == []
 
 
 async def test_add_bundle_accepts_archives_of_tar(world: World) -> None:
@@ -530,7 +476,7 @@ async def test_store_result_with_bad_archive_keeps_earlier_result(world: World, 
     results = results_of(world, tmp_path, Tried(world))
     await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"1"})))
     with pytest.raises(UsageError):
-        await results.store_result("north", "7.2.0", yield_pieces(BAD["symbolic link"]))
+        await results.store_result("north", "7.2.0", yield_pieces(BAD_ARCHIVES["symbolic link"]))
     with pytest.raises(TooLargeError):
         await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"x" * 200_000})))
     assert unpack_archive(b"".join((await results.open_archive(7))[1]))["0-north/a"] == b"1"

@@ -125,9 +125,7 @@ async def test_history_omits_internal_jobs(place: Place) -> None:
     assert await place.read_lines() == previous
 
 
-async def test_history_with_reversed_or_large_span_is_rejected(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="first is 2024-10-11, which is after last"):
-        place.history.make_span(date(2024, 10, 11), date(2024, 10, 10))
+async def test_history_with_large_span_is_rejected(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.daemon.jobs.history.MAX_LINES", 1)
     with pytest.raises(UsageError, match="has more than 1 lines") as refused:
         await place.read_lines(Kind.USER)

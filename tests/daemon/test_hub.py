@@ -40,11 +40,11 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.output import OutputStore
 from koalapy.store.records import ClusterRecord
 from koalapy.store.sql import JobStore
 from tests import signals
+from tests.databases import migrate
 
 DEADLINE = 30.0
 

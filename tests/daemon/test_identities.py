@@ -257,13 +257,6 @@ async def test_requests_end_when_token_is_revoked(place: Place) -> None:
     assert sorted(ended) == ["alice", "alice too"]
 
 
-async def test_requests_end_when_token_expires(place: Place) -> None:
-    ended = asyncio.Event()
-    _, _, alice = await place.create_token(TokenOrder("alice", Role.USER, 0.01))
-    with place.identities.end_on_expiry(alice, ended.set):
-        await asyncio.wait_for(ended.wait(), 30)
-
-
 # Time of last use
 
 

@@ -99,7 +99,7 @@ def no_explanations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     if "walk" in request.node.name:
         explanation = Explanation(1, JobState.QUEUED, "it waits")
         monkeypatch.setattr(job_checks, "explain", lambda *_, **__: explanation)
-        monkeypatch.setattr(job_checks, "find_awaited_clusters", lambda *_: [])
+        monkeypatch.setattr(job_checks, "find_awaited_clusters", lambda *_: ([], []))
 
 
 async def find_alerts(checks: JobChecks, kind: AlertKind) -> list[Alert]:
@@ -179,18 +179,29 @@ async def test_starving_job_alert_has_cause_and_remedy_of_its_explanation() -> N
     explanation = explain(world.queries, world.job(wide_job), (), world.now, high_priority_allowed=False)
     assert (alert.job, alert.cause) == (wide_job, explanation.headline)
     assert explanation.smallest_change is not None
+    assert explanation.notes[-1].startswith("no starts are planned here: jobs of fewer nodes may start before it")
+    assert alert.remedy.startswith("have nodes kept for it: set rules.plan_after; or ")
     assert explanation.suffices[0] in alert.remedy
-    assert explanation.smallest_change.text in alert.remedy
+    is_similar = 2 * explanation.smallest_change.spec.request.total_size >= 4
+    assert (explanation.smallest_change.text in alert.remedy) == is_similar
     assert f"koala explain {wide_job}" in alert.remedy
 
 
 @pytest.mark.parametrize(
-    "absence", [ClusterDrained("north", "olga", "disks"), ClusterDisconnected("north", "no agent", 1.0)]
+    "absence", [ClusterDrained("north", "olga", "disks", ends_at=1e6), ClusterDisconnected("north", "no agent", 1.0)]
 )
 async def test_job_that_waits_for_absent_cluster_has_no_starvation_alert(absence: Event) -> None:
     world, _ = grid_with_starving_job()
     world.step([absence])
     assert await starvation_alerts(world) == []
+
+
+async def test_job_that_only_a_permanently_drained_cluster_can_run_starves_by_its_drain() -> None:
+    world, _ = grid_with_starving_job()
+    world.step([ClusterDrained("north", "olga", "disks")])
+    (alert,) = await starvation_alerts(world)
+    assert alert.cause == "it cannot run without north, which is drained by olga: disks"
+    assert alert.remedy.startswith("resume it: koala clusters resume north; or ")
 
 
 async def test_job_with_room_on_other_clusters_starves_while_one_is_drained() -> None:

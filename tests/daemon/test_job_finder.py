@@ -17,10 +17,10 @@ from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.records import JobFilter, JobPage
 from koalapy.store.sql import JobStore
 from koalapy.validation.permissions import may_see_all_of
+from tests.databases import migrate
 from tests.store.jobs import make_batch
 
 SPEC = JobSpec(FlexibleRequest(1), ("true",))

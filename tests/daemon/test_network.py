@@ -15,7 +15,6 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.network.links import LinkState, LinkTable
 from koalapy.daemon.network.network import Network, measurement_spec
 from koalapy.model.cluster import ClusterPair, Link
-from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.measurement import Measurement, MeasurementKind, MeasurementSettings
 from koalapy.model.reports import ComponentStatus, Inventory
@@ -352,23 +351,3 @@ async def test_record_transfer_updates_link(world: World) -> None:
     await wait_for(lambda: world.link_between(BOTH) == Link(None, 4e6))
     (line,) = await world.network.read_history(*BOTH, 5)
     assert (line.kind, line.bandwidth, line.latency, line.job) == (MeasurementKind.TRANSFER, 4e6, None, None)
-
-
-@pytest.mark.parametrize(
-    ("order", "field"),
-    [
-        ({"clusters": ["north", "nroth"]}, "clusters[1]"),
-        ({"pairs": [("north", "west")]}, "pairs[0][1]"),
-        ({"clusters": []}, "clusters"),
-        ({"pairs": []}, "pairs"),
-        ({"clusters": ["north"], "pairs": [BOTH]}, "pairs"),
-    ],
-)
-async def test_measure_links_with_invalid_pairs_names_field(world: World, order: dict[str, Any], field: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        world.network.measure_links(**order)
-    assert refusal.value.field == field
-    assert refusal.value.hint
-    with pytest.raises(NotFoundError):
-        await world.network.read_history("north", "west", 5)
-    assert not any(link.under_way for link in world.network.list_links())

@@ -20,11 +20,11 @@ from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.records import Batch
 from koalapy.store.service_tables import FileStore
 from koalapy.store.sql import JobStore
 from tests.daemon.archives import archive_of, yield_pieces
+from tests.databases import migrate
 
 SIZE = 10240
 """Bytes of an archive of one small file."""

@@ -22,10 +22,10 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.records import ClusterRecord
 from koalapy.store.sql import JobStore
 from tests import signals
+from tests.databases import migrate
 
 JOBS = 200
 TRIES = 20

@@ -34,10 +34,6 @@ def test_application_of_command_is_program_name(command: str, name: str) -> None
     assert application_of(JobSpec(FlexibleRequest(1), tuple(command.split()))) == name
 
 
-def test_application_of_spec_prefers_explicit_name() -> None:
-    assert application_of(JobSpec(FlexibleRequest(1), ("sh", "-c", "x"), application="wave")) == "wave"
-
-
 def test_application_of_coupled_programs_joins_names() -> None:
     parts = (ComponentRequest(1, command=("ocean",)), ComponentRequest(2), ComponentRequest(2, command=("air",)))
     request = NonFixedRequest(parts)
@@ -46,21 +42,18 @@ def test_application_of_coupled_programs_joins_names() -> None:
     assert application_of(JobSpec(NonFixedRequest((ComponentRequest(1, command=("air",)),)), ())) == "air"
 
 
-def test_application_of_dash_is_empty() -> None:
-    assert application_of(JobSpec(FlexibleRequest(1), ("wave",), application="-")) == ""
-
-
 @pytest.mark.parametrize(
-    ("command", "application"),
-    [(("python", "-m", "koalapy.apps.poisson"), "koalapy.apps.poisson"), (("sh", "-c", "x"), ""), (("a\x1bb",), "")],
+    ("command", "explicit", "application", "printable"),
+    [
+        (("sh", "-c", "x"), "wave", "wave", "wave"),
+        (("wave",), "-", "", "-"),
+        (("python", "-m", "koalapy.apps.poisson"), "", "koalapy.apps.poisson", "koalapy.apps.poisson"),
+        (("sh", "-c", "x"), "", "", ""),
+        (("a\x1bb",), "", "a\x1bb", ""),
+    ],
 )
-def test_printable_application_is_program_name(command: tuple[str, ...], application: str) -> None:
-    assert printable_application_of(JobSpec(FlexibleRequest(6), command)) == application
-
-
-def test_printable_application_is_explicit_name() -> None:
-    assert printable_application_of(JobSpec(FlexibleRequest(6), ("true",), application="sea")) == "sea"
-
-
-def test_printable_application_is_explicit_dash() -> None:
-    assert printable_application_of(JobSpec(FlexibleRequest(6), ("wave",), application="-")) == "-"
+def test_explicit_application_is_preferred(
+    command: tuple[str, ...], explicit: str, application: str, printable: str
+) -> None:
+    spec = JobSpec(FlexibleRequest(1), command, application=explicit)
+    assert (application_of(spec), printable_application_of(spec)) == (application, printable)

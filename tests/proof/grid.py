@@ -33,7 +33,7 @@ from koalapy.store import opening
 from tests.agent.memory_agent import find_no_open_mpi
 from tests.fuzz.daemon import WatchedDaemon, running_daemon
 from tests.proof.clusters import LyingCluster
-from tests.proof.databases import make_similar_engine, migrate_by_copy
+from tests.proof.databases import make_similar_engine
 from tests.proof.links import Path as Way
 from tests.proof.loop import OWNER, SingleThreadLoop
 from tests.proof.runners import Port
@@ -276,7 +276,7 @@ async def proof_grid(
 
     with (
         patch.object(main, "build_application", lambda core, services, *_: services),
-        patch.object(opening, "migrate", migrate_by_copy),
+        patch.object(opening, "upgrade", lambda _: None),
         patch.object(opening, "make_engine", make_similar_engine),
         patch.object(agent, "RETRY_INTERVAL", 10.0),
         patch.object(agent, "STATUS_INTERVAL", 600.0),

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from koalapy.api.job_views import JobSubmission
-from tests.proof.databases import empty_database
+from tests.databases import empty_database
 from tests.proof.grid import ProofGrid, proof_grid
 from tests.proof.loop import SingleThreadLoop, repeatable_process
 

@@ -54,22 +54,6 @@ def test_claim_gang_on_two_clusters_runs_to_success(launcher: Launcher) -> None:
     check_nothing_remains(world)
 
 
-def test_barrier_opens_after_last_component_is_claimed() -> None:
-    world = World({"north": 4, "south": 4}, manual=True)
-    reach_all_agents(world)
-    job = world.submit(nonfixed(4, 4))
-    reach_all_agents(world)
-    world.sites["north"].report_claimed("1.1.0")
-    world.deliver("north")
-    assert world.state(job) is JobState.CLAIMING
-    assert ("Open", "1.1.0") not in world.commands(job)
-    world.sites["south"].report_claimed("1.1.1")
-    world.deliver("south")
-    assert world.state(job) is JobState.STARTING
-    hosts = [c.hosts for c in world.job(job).attempt.components]  # type: ignore[union-attr]
-    assert hosts == [tuple(f"{name}-{n}" for n in range(4)) for name in ("north", "south")]
-
-
 def test_claim_lost_to_local_users_is_requeued() -> None:
     """The cluster reports idle nodes for which a local user is already queued."""
     world = World({"north": 4, "south": 4}, Rules(claim_grace=10))
@@ -109,29 +93,6 @@ def test_claim_during_resource_manager_problem_counts_no_try() -> None:
     world.advance(60)
     assert (world.state(job), world.job(job).claiming_tries) == (JobState.SUCCEEDED, 1)
     check_nothing_remains(world)
-
-
-def test_claim_failed_nodes_are_used_at_once() -> None:
-    """A component without nodes returns promised nodes, which no cluster report would show."""
-    world = World({"north": 4}, Rules(claim_grace=10, scan_interval=1000))
-    world.sites["north"].add_local_user(1)
-    first = world.submit(fixed(north=4))
-    second = world.submit(fixed(north=2))
-    world.advance(5)
-    assert (world.state(first), world.state(second)) == (JobState.CLAIMING, JobState.QUEUED)
-    world.advance(6)
-    assert (world.state(first), world.state(second)) == (JobState.QUEUED, JobState.RUNNING)
-
-
-def test_claim_short_wait_for_nodes_is_not_failed() -> None:
-    world = World({"north": 4})
-    world.sites["north"].add_local_user(2)
-    job = world.submit(fixed(north=4))
-    world.advance(5)
-    world.sites["north"].remove_local_user("user-1")
-    world.advance(30)
-    assert world.state(job) is JobState.SUCCEEDED
-    assert world.job(job).generation == 1
 
 
 def test_barrier_timeout_names_silent_cluster() -> None:
@@ -333,15 +294,6 @@ def test_success_components_end_or_are_stopped(launcher: Launcher) -> None:
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).ended_at == START_DELAY + 5
     check_nothing_remains(world)
-
-
-def test_claim_components_of_one_job_share_cluster() -> None:
-    world = World({"north": 8})
-    job = world.submit(nonfixed(3, 3, 2))
-    assert world.queries.grid["north"].nodes.available == 0
-    world.advance(20)
-    assert world.state(job) is JobState.SUCCEEDED
-    assert world.queries.grid["north"].nodes.available == 8
 
 
 def test_success_requires_all_processes_to_end() -> None:

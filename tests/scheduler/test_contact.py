@@ -10,7 +10,7 @@ from koalapy.scheduler.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived, JobHeld, Reported
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
-from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
 BOTH_LAUNCHERS = pytest.mark.parametrize("launcher", list(Launcher))
@@ -67,16 +67,6 @@ def test_disconnect_watch_wakes_at_most_once_a_second() -> None:
     assert wakeups <= 21
 
 
-def test_placement_avoids_disconnected_cluster() -> None:
-    world = World({"north": 4})
-    world.disconnect("north")
-    job = world.submit(fixed(north=1))
-    world.advance(100)
-    assert world.state(job) is JobState.QUEUED
-    world.connect("north")
-    assert world.state(job) is JobState.CLAIMING
-
-
 def test_disconnect_shorter_than_limit_is_ignored() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
     job = world.submit(fixed(north=4), run_time=60)
@@ -91,18 +81,6 @@ def test_disconnect_shorter_than_limit_is_ignored() -> None:
     world.disconnect("north")
     world.advance(6)
     assert world.state(job) is JobState.UNKNOWN
-
-
-def test_program_end_during_disconnect_is_received_later() -> None:
-    world = World({"north": 4})
-    job = world.submit(fixed(north=4), run_time=20)
-    world.advance(1)
-    world.disconnect("north")
-    world.advance(60)
-    assert world.state(job) is JobState.UNKNOWN
-    world.connect("north")
-    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
-    check_nothing_remains(world)
 
 
 @CLOCK_TIMES
@@ -223,25 +201,6 @@ def test_report_repeated_changes_nothing(launcher: Launcher) -> None:
     ]
 
 
-def test_restart_waits_for_disconnected_part() -> None:
-    """South fails while north is disconnected: two attempts must never run at once."""
-    world = World({"north": 4, "south": 4})
-    job = world.submit(fixed(north=2, south=2), run_time=2000)
-    world.advance(1)
-    world.disconnect("north")
-    world.advance(60)
-    world.sites["south"].fail_component("1.1.1", "node lost")
-    world.sites["south"].end_component("1.1.1")
-    world.advance(60)
-    assert world.job(job).generation == 1
-    assert world.job(job).ending is JobState.QUEUED
-    world.connect("north")
-    assert world.job(job).generation == 2
-    world.advance(3000)
-    assert world.state(job) is JobState.SUCCEEDED
-    check_nothing_remains(world)
-
-
 def test_restart_after_disconnected_part_is_lost() -> None:
     world = World({"north": 4, "south": 4, "west": 4}, lease=560.0)
     job = world.submit(flexible(8), run_time=2000)
@@ -287,19 +246,6 @@ def test_inventory_incomplete_keeps_missing_component() -> None:
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
-def test_inventory_complete_reveals_lost_component() -> None:
-    world = World({"north": 4, "south": 4})
-    job = world.submit(flexible(6), run_time=60)
-    world.advance(1)
-    world.disconnect("south")
-    world.sites["south"].lose_component("1.1.1")
-    world.step([InventoryReceived("south", Inventory((), whole=False))])
-    assert world.reasons(job, "error") == []
-    world.connect("south")
-    assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
-    assert world.queries.grid["south"].health.errors == 1
-
-
 def test_inventory_before_submission_is_no_loss() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     for name in world.sites:
@@ -315,20 +261,6 @@ def test_inventory_before_submission_is_no_loss() -> None:
     assert "error" not in world.timeline_events(job)
     world.advance(30)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
-
-
-def test_inventory_with_two_lost_components_fails_once() -> None:
-    world = World({"north": 6})
-    job = world.submit(nonfixed(2, 2, 2), run_time=60)
-    world.advance(1)
-    world.disconnect("north")
-    for token in ("1.1.0", "1.1.2"):
-        world.sites["north"].lose_component(token)
-    world.connect("north")
-    assert world.job(job).restarts == 1
-    assert world.queries.grid["north"].health.errors == 1
-    world.advance(100)
-    assert world.state(job) is JobState.SUCCEEDED
 
 
 def test_stop_lost_in_transit_is_sent_again() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from koalapy.model.cluster import ClusterState
+from koalapy.model.cluster import ClusterState, Link
 from koalapy.model.job import JobState
+from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
@@ -166,3 +167,76 @@ def test_orders_that_follow_each_other_leave_one_deadline() -> None:
     assert not any("timers" in path for path in grown)
     advance_to(world, 3.01 * HOUR)
     assert state_of_north(world) == "drained"
+
+
+@pytest.mark.parametrize(
+    "order", [ClusterDrained("north", "eve", "air", False, 9 * HOUR), ClusterResumed("north", True)]
+)
+def test_order_in_the_step_in_which_a_drain_is_due_does_not_skip_its_begin(
+    order: ClusterDrained | ClusterResumed,
+) -> None:
+    world = create_world(48 * HOUR, requeue=True, ends=50 * HOUR)
+    job = world.submit(fixed(north=2), run_time=100 * HOUR)
+    world.advance(10)
+    assert world.state(job) is JobState.RUNNING
+    world.now = 48 * HOUR + 1  # the daemon wakes up late
+    world.step([order])
+    world.advance(60)
+    assert (state_of_north(world), world.state(job)) == (ClusterState.DRAINED, JobState.QUEUED)
+
+
+def plan_of(world: World, job: int) -> float | None:
+    return world.queries.planned_start(job)
+
+
+PLANS = Rules(plan_after=0, scan_interval=10.0)
+
+
+@pytest.mark.parametrize("begins", [0.0, HOUR])
+def test_job_that_fits_only_after_a_drain_is_planned_for_its_end(begins: float) -> None:
+    world = create_world(begins, 4 * HOUR, rules=PLANS)
+    job = world.submit(fixed(north=3), walltime=2 * HOUR, run_time=HOUR)
+    world.advance(20)
+    assert plan_of(world, job) == 4 * HOUR
+    advance_to(world, 4 * HOUR + 30)
+    assert world.state(job) is JobState.RUNNING
+
+
+def test_no_start_is_planned_on_a_cluster_that_is_drained_without_end() -> None:
+    world = create_world(0.0, None, rules=PLANS)
+    job = world.submit(fixed(north=3), walltime=HOUR)
+    world.advance(20)
+    assert plan_of(world, job) is None
+
+
+def test_start_is_planned_before_the_second_of_two_drains_if_the_job_ends_in_time() -> None:
+    """A time between two drains that suffices is found although later times are within the second one."""
+    world = create_world(HOUR, 2 * HOUR, rules=PLANS)
+    world.step([ClusterDrained("north", "ops", "air", False, 5 * HOUR, 9 * HOUR)])
+    running = world.submit(fixed(south=1), walltime=4 * HOUR, run_time=4 * HOUR)
+    world.advance(20)
+    short_job = world.submit(fixed(north=3), walltime=2 * HOUR)
+    world.advance(20)
+    assert plan_of(world, short_job) == 2 * HOUR
+    world.cancel(short_job)
+    long_job = world.submit(fixed(north=3), walltime=3.5 * HOUR)
+    world.advance(20)
+    assert plan_of(world, long_job) == 9 * HOUR
+    assert world.state(running) is JobState.RUNNING
+
+
+def test_transfer_of_files_counts_before_a_drain() -> None:
+    """A job whose files arrive so late that it would run into the drain waits for its end, whatever its policy."""
+    link = Link(0.001, 1.0)
+    world = World({"north": 4, "files": 0}, PLANS, links={("files", "north"): link, ("north", "files"): link})
+    world.step([ClusterDrained("north", "ops", "new disks", False, 3 * HOUR, 4 * HOUR)])
+    late, early = InputFile("late", 7200, ("files",)), InputFile("early", 1800, ("files",))
+    first, second = (
+        world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)), walltime=2 * HOUR, run_time=HOUR)
+        for file in (late, early)
+    )
+    world.advance(20)
+    assert (world.state(first), world.state(second)) == (JobState.QUEUED, JobState.PLACED)
+    assert "its files arrive in 2:00:00" in world.queries.waiting_reason(world.job(first))
+    advance_to(world, 6 * HOUR + 60)
+    assert world.state(first) is JobState.RUNNING

@@ -83,15 +83,6 @@ def test_memory_limit_after_exit_code_is_reason() -> None:
     check_nothing_remains(world)
 
 
-def test_failure_during_claim_restarts_job() -> None:
-    world = World({"north": 4, "south": 4})
-    job = world.submit(flexible(6))
-    break_component(world, "1.1.1", "the resource manager refused")
-    assert "started" not in world.timeline_events(job)
-    world.advance(30)
-    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
-
-
 def test_component_end_during_claim_is_error() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))

@@ -138,23 +138,14 @@ def test_transfer_of_damaged_replica_uses_another() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_waiting_reason_names_missing_replica() -> None:
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_waiting_reason_names_input_out_of_reach(*, is_missing: bool) -> None:
     world = create_world()
-    world.step([ReplicasChanged("data", ())])
+    world.step([ReplicasChanged("data", ())]) if is_missing else world.disconnect("files")
     job = world.submit(nonfixed(2), policy="worst-fit")
-    assert world.state(job) is JobState.QUEUED
-    assert world.queries.waiting_reason(world.job(job)) == "no cluster has a good replica of data"
-    world.step([ReplicasChanged("data", ("files",))])
-    world.advance(60)
-    assert world.state(job) is JobState.SUCCEEDED
-
-
-def test_waiting_reason_names_disconnected_file_site() -> None:
-    world = create_world()
-    world.disconnect("files")
-    job = world.submit(nonfixed(2), policy="worst-fit")
-    assert world.queries.waiting_reason(world.job(job)) == "files, which has data, is out of reach"
-    world.connect("files")
+    reason = "no cluster has a good replica of data" if is_missing else "files, which has data, is out of reach"
+    assert world.queries.waiting_reason(world.job(job)) == reason
+    world.step([ReplicasChanged("data", ("files",))]) if is_missing else world.connect("files")
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
 

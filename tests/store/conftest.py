@@ -7,9 +7,10 @@ import pytest
 
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import Stores, migrate, stores_in_database
+from koalapy.store.opening import Stores, stores_in_database
 from koalapy.store.output import OutputStore
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 from tests.needs import find_postgresql
 from tests.store.postgresql import Server
 

@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.store.audit import AuditStore
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import Stores, migrate
+from koalapy.store.opening import Stores
 from koalapy.store.records import Batch
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 
 
 def make_entry(timestamp: float, actor: str = "ada", action: str = "submit_job") -> AuditEntry:

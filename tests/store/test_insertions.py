@@ -5,8 +5,8 @@ from sqlalchemy import insert, select
 
 from koalapy.store.database import insert_rows
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
 from koalapy.store.tables import measurements as table
+from tests.databases import migrate
 
 ROW = {"one": "north", "other": "south", "kind": "latency", "at": 1, "latency": 0.5, "bandwidth": None, "error": ""}
 

@@ -17,11 +17,12 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import alembic_config, migrate, open_stores
+from koalapy.store.opening import alembic_config, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch
 from koalapy.store.sql import spec_to_json
 from koalapy.store.tables import jobs, metadata
+from tests.databases import migrate
 
 REVISIONS = Path(__file__).parent / "revisions"
 """What a daemon of each revision left, as ``REVISION.sql``: an ``insert`` for each table. A change of the schema adds

@@ -12,10 +12,10 @@ from sqlalchemy import create_engine, text
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, unavailable_is_known
-from koalapy.store.opening import migrate
 from koalapy.store.output import OutputStore
 from koalapy.store.records import OutputPiece
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 from tests.store.jobs import make_batch, make_job
 
 

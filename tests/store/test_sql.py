@@ -21,9 +21,10 @@ from koalapy.protocol.frames import Plan, command_frames
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate
+from koalapy.store.opening import upgrade
 from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
+from tests.databases import migrate
 from tests.store.jobs import make_batch, make_job, make_running_job
 
 Open = Callable[[], JobStore]
@@ -105,8 +106,7 @@ def test_store_started_twice_at_once_rejects_one(url: str) -> None:
         engine = make_engine(url)
         barrier.wait(60)
         try:
-            migrate(engine)
-            stores.append(JobStore(Database(engine, lambda: 1000.0)))
+            stores.append(JobStore(Database(engine, lambda: 1000.0, upgrade=upgrade)))
         except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy with the migration
             errors.append(error)
 

@@ -4,18 +4,20 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import Pool, event, text
 
-from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.store.database import LEASE_SECONDS, Claim, Database
 from koalapy.store.engine import make_engine
-from koalapy.store.opening import migrate, open_stores
+from koalapy.store.opening import open_stores, upgrade
 from koalapy.store.output import OutputStore
 from koalapy.store.sql import JobStore
-from koalapy.store.standby import MAX_GAP_S, NO_LEASE, LeaseReader, LeaseState, LeaseWatch
+from koalapy.store.standby import MAX_GAP_S, NO_LEASE, UNLOCKED_SECONDS, LeaseReader, LeaseState, LeaseWatch
+from tests.databases import migrate
 from tests.store.conftest import INSTALLED
 from tests.store.jobs import make_batch, make_job
 
@@ -50,7 +52,9 @@ def watch_states(*states: LeaseState | None, watch: LeaseWatch | None = None, be
         ([HELD, replace(UNLOCKED, epoch=4)], ""),
         ([HELD] * int(LEASE_SECONDS / STEP_S), ""),
         ([HELD] * int(LEASE_SECONDS / STEP_S + 1), "it was not renewed for 30 s"),
-        ([UNLOCKED] * int(LEASE_SECONDS / STEP_S + 1), "it was not renewed for 30 s"),
+        ([UNLOCKED] * int(UNLOCKED_SECONDS / STEP_S + 1), "it was not renewed for 15 s"),
+        ([HELD, None, *[UNLOCKED] * int(UNLOCKED_SECONDS / STEP_S + 1)], "it was not renewed for 15 s"),
+        ([replace(UNLOCKED, expires_at=1000.0 + number // 10) for number in range(60)], ""),
         ([*[HELD] * 20, None, *[HELD] * 20], ""),
         ([replace(HELD, expires_at=1000.0 + number) for number in range(60)], ""),
     ],
@@ -123,13 +127,41 @@ def test_reader_sees_lock_until_session_of_holder_ends(postgresql_url: str, leas
     database.lease.renew(1001.0)
     assert lease_reader.read().is_locked
     with make_engine(postgresql_url).connect() as admin:
-        admin.execute(text("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"))
+        admin.execute(text("select pg_terminate_backend(pid, 10000) from pg_locks where locktype = 'advisory'"))
     assert not lease_reader.read().is_locked
-    for now in (1002.0, 1003.0):  # the first call notices that its session has ended
-        database.lease.renew(now)
+    database.lease.renew(1002.0)
     assert lease_reader.read().is_locked
     database.close()
     assert not lease_reader.read().is_locked
+
+
+@pytest.mark.processes
+def test_holder_whose_lock_a_pooler_dropped_locks_again_at_renewal(
+    postgresql_url: str, lease_reader: LeaseReader
+) -> None:
+    engine, sessions = make_engine(postgresql_url), list[Any]()
+    event.listen(engine, "connect", lambda connection, _: sessions.append(connection))
+    migrate(engine)
+    database = Database(engine, lambda: 1000.0)
+    for session in sessions:  # its connection goes on in another session of the server
+        session.execute("select pg_advisory_unlock_all()")
+        session.commit()
+    assert not lease_reader.read().is_locked
+    database.lease.renew(1001.0)
+    assert lease_reader.read().is_locked
+    database.close()
+
+
+@pytest.mark.processes
+def test_reader_of_read_only_database_raises_store_unavailable(postgresql_url: str, lease_reader: LeaseReader) -> None:
+    Database(make_engine(postgresql_url), lambda: 1000.0, upgrade=upgrade).close()
+    assert lease_reader.read().epoch == 1
+    with make_engine(postgresql_url).connect().execution_options(isolation_level="AUTOCOMMIT") as admin:
+        name = admin.engine.url.database
+        admin.execute(text(f"alter database {name} set default_transaction_read_only = on"))
+    lease_reader.close()
+    with pytest.raises(StoreUnavailable, match="accepts no changes"):
+        lease_reader.read()
 
 
 @pytest.mark.processes
@@ -161,6 +193,79 @@ def test_newer_daemon_migrates_under_older_one_only_if_that_is_dead(
         assert stores.jobs.epoch == 5
         stores.jobs.close()
     engine.dispose()
+
+
+def test_older_daemon_that_wakes_during_migration_has_lost_its_lease(url: str, tmp_path: Path) -> None:
+    """It renews its lease in each moment in which the newer daemon has no transaction."""
+    migrate(engine := make_engine(url), "0005_reservation_changes")
+    with engine.begin() as connection:
+        connection.execute(text("insert into lease values (1, 'abcdef01', 4, 'elsewhere:1:1', 1030.0, 0, 0)"))
+    beginnings, renewals = [0], list[int]()
+
+    def renew(*_: object) -> None:
+        beginnings[0] += 1
+        if beginnings[0] == 2:
+            with engine.begin() as older:
+                renewals.append(older.execute(text("update lease set expires_at = 1040 where epoch = 4")).rowcount)
+
+    event.listen(Pool, "checkout", renew)
+    try:
+        stores = open_stores(url, OutputStore(tmp_path / "output", 1000), lambda: 1000.0, claim=Claim("", 1030.0))
+    finally:
+        event.remove(Pool, "checkout", renew)
+    assert (stores.jobs.epoch, renewals) == (5, [0])
+    stores.jobs.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_lease_of_older_version_far_ahead_is_watched_before_migration(url: str, is_renewed: bool) -> None:
+    migrate(engine := make_engine(url), "0005_reservation_changes")
+    with engine.begin() as connection:
+        connection.execute(text("insert into lease values (1, 'abcdef01', 4, 'elsewhere:1:1', 9000.0, 0, 0)"))
+
+    def renew(_: float) -> None:
+        if is_renewed:
+            with engine.begin() as older:
+                older.execute(text("update lease set expires_at = expires_at + 1"))
+
+    if is_renewed:
+        with pytest.raises(ConflictError, match="another daemon"):
+            Database(make_engine(url), lambda: 1000.0, renew, upgrade=upgrade)
+        with engine.connect() as connection:
+            assert MigrationContext.configure(connection).get_current_revision() == "0005_reservation_changes"
+    else:
+        database = Database(make_engine(url), lambda: 1000.0, renew, upgrade=upgrade)
+        assert database.lease.epoch == 5
+        database.close()
+    engine.dispose()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_locked_lease_that_has_expired_by_this_clock_is_watched(postgresql_url: str, is_renewed: bool) -> None:
+    migrate(engine := make_engine(postgresql_url))
+    holder = Database(engine, lambda: 1000.0)
+    late = 1001.0 + LEASE_SECONDS
+
+    def renew(_: float) -> None:
+        if is_renewed:
+            holder.lease.renew(1002.0)
+
+    if is_renewed:
+        with pytest.raises(ConflictError, match="another daemon"):
+            Database(make_engine(postgresql_url), lambda: late, renew)
+    else:
+        successor = Database(make_engine(postgresql_url), lambda: late, renew)
+        assert successor.lease.epoch == 2
+        successor.close()
+    holder.close()
+
+
+def test_claim_of_lease_that_was_renewed_by_slower_clock_is_rejected(store: JobStore, url: str) -> None:
+    store.renew_lease(1002.0)
+    with pytest.raises(ConflictError, match="another daemon"):
+        Database(make_engine(url), lambda: 5000.0, claim=Claim("", 1000.0 + LEASE_SECONDS))
 
 
 @pytest.mark.processes

@@ -5,7 +5,7 @@ remain when the jobs are removed.
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,7 +13,7 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.daemon.engine.database import query
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.history import (
     DAY,
     QUEUE_TIME_LIMITS,
@@ -33,6 +33,7 @@ from koalapy.model.history import (
 )
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.model.times import parse_moment
 from koalapy.store.history import HistoryStore
@@ -145,12 +146,7 @@ class History:
         last = last or _to_date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
-            raise UsageError(
-                f"first is {first}, which is after last, {last}",
-                field="first",
-                value=str(first),
-                hint="give the earlier day as first",
-            )
+            reject("first", str(first), f"is {first}, which is after last, {last}", "give the earlier day as first")
         return Span(first, last)
 
     def parse_times(self, since: str, until: str) -> tuple[float, float]:
@@ -158,12 +154,7 @@ class History:
         now = self._clock()
         start, end = parse_moment(since, now, "since"), parse_moment(until, now, "until")
         if start > end:
-            raise UsageError(
-                f"since is {since}, which is after until, {until}",
-                field="since",
-                value=since,
-                hint="give the earlier time as since",
-            )
+            reject("since", since, f"is {since}, which is after until, {until}", "give the earlier time as since")
         return start, end
 
     async def list_ended(self, which: HistoryFilter) -> HistoryPage:
@@ -173,6 +164,21 @@ class History:
     async def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return the number of ended jobs by slot and final state; see ``HistoryStore.count_outcomes``."""
         return await query(self._store.count_outcomes, since, slot_s)
+
+    async def read_node_hours(self, seconds: float) -> Counter[str]:
+        """Return the node-hours of each user in the last seconds, with those of active jobs."""
+        now = self._clock()
+        since, hours = now - seconds, Counter[str]()
+        active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
+        uses = [
+            NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
+            for job in active
+            for one in (job.attempt.components if job.attempt else ())
+            if one.claimed_at is not None
+        ]
+        for use in [*await query(self._store.node_use, since), *uses]:
+            hours[use.owner] += use.nodes * max(0.0, use.end - max(use.start, since)) / 3600  # type: ignore[assignment]
+        return hours
 
     async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""

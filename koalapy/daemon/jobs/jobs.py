@@ -32,6 +32,7 @@ from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S
+from koalapy.model.wording import format_list, format_utc
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -224,24 +225,37 @@ class Jobs:
         await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)
 
-    async def resume_cluster(self, cluster: ClusterName, *, planned: bool = False) -> ClusterRecord:
-        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains instead.
+    async def resume_cluster(
+        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None
+    ) -> ClusterRecord:
+        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains instead, or with
+        ``begin`` (seconds since the epoch) the one that begins in the minute of that time.
 
         Raise ``ConflictError`` if there are none.
         """
         self.get_cluster(cluster)
+        if begin is not None:
+            describe_request(detail=f"the drain planned for {format_utc(begin, self._engine.clock())}")
 
         def make_events() -> tuple[Event, ...]:
             status = self._queries.grid[cluster]
-            if planned and not status.planned_drains:
+            if (planned or begin is not None) and not status.planned_drains:
                 hint = "koala clusters show NAME shows them"
                 raise ConflictError(f"cluster {cluster} has no planned drains", field="planned", value=True, hint=hint)
-            if not planned and status.drained is None:
+            if not planned and begin is None and status.drained is None:
                 hint = "nothing to resume; koala clusters shows the drained ones"
                 if status.planned_drains:
                     hint = f"to withdraw its planned drains: koala clusters resume {cluster} --planned"
                 raise ConflictError(f"cluster {cluster} is not drained", field="cluster", value=cluster, hint=hint)
-            return (ClusterResumed(cluster, planned),)
+            if begin is None:
+                return (ClusterResumed(cluster, planned),)
+            begins = {drain.since for drain in status.planned_drains if drain.since // 60 == begin // 60}
+            if not begins:
+                now = self._engine.clock()
+                times = format_list([format_utc(drain.since, now) for drain in status.planned_drains])
+                problem = f"cluster {cluster} has no planned drain that begins then"
+                raise ConflictError(problem, field="begin", value=begin, hint=f"its planned drains begin at {times}")
+            return tuple(ClusterResumed(cluster, True, at) for at in sorted(begins))
 
         await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)

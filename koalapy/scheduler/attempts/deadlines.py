@@ -1,18 +1,11 @@
 """Handle deadlines that have passed."""
 
 from koalapy.model.job import Component, ComponentState, Job
-from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.drains import Drains
 from koalapy.scheduler.attempts.facts import awaits_relays, find_overdue_transfer, is_program_over, only_awaits_files
-from koalapy.scheduler.attempts.failures import Failures
-from koalapy.scheduler.attempts.health import ClusterHealth
-from koalapy.scheduler.attempts.link_paths import LinkPaths
-from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.start_conditions import StartConditions
-from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
+from koalapy.scheduler.parts import Parts
+from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, Timer
 
 RESULT_PAUSE = 5.0
 """Seconds between two checks for the exit code of an ended program."""
@@ -24,23 +17,11 @@ SLOW_SHARE = 0.01
 class Deadlines:
     """The handler of passed deadlines. A deadline waits until the reports that it depends on are confirmed."""
 
-    def __init__(
-        self,
-        state: SchedulerState,
-        confirmations: Confirmations,
-        contact: Contact,
-        attempts: Attempts,
-        claiming: Claiming,
-        failures: Failures,
-        health: ClusterHealth,
-        conditions: StartConditions,
-        link_paths: LinkPaths,
-        drains: Drains,
-    ) -> None:
-        self._state, self._rules, self._timers = state, state.rules, state.timers
-        self._confirmations, self._contact, self._attempts = confirmations, contact, attempts
-        self._claiming, self._failures, self._health = claiming, failures, health
-        self._conditions, self._link_paths, self._drains = conditions, link_paths, drains
+    def __init__(self, parts: Parts) -> None:
+        self._state, self._rules, self._timers = parts.state, parts.state.rules, parts.state.timers
+        self._confirmations, self._contact, self._attempts = parts.confirmations, parts.contact, parts.attempts
+        self._claiming, self._failures, self._health = parts.claiming, parts.failures, parts.health
+        self._conditions, self._link_paths, self._drains = parts.conditions, parts.link_paths, parts.drains
 
     def handle(self, timer: Timer, now: float) -> None:
         """Perform the action of a passed deadline."""
@@ -51,7 +32,7 @@ class Deadlines:
             case Deadline.PROBATION:
                 self._health.begin_probation(timer.cluster, timer.at)
             case Deadline.DRAIN:
-                self._drains.handle_due(timer, now)
+                self._drains.handle_due(timer.cluster, now)
             case Deadline.LIMIT:
                 self._health.lift_limit(timer.cluster, timer.at)
             case Deadline.REFUSAL:

@@ -16,7 +16,7 @@ from koalapy.scheduler.attempts.facts import is_program_over
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import UNKNOWN_RUN_TIME_S
-from koalapy.scheduler.state import Deadline, SchedulerState, Timer
+from koalapy.scheduler.state import Deadline, SchedulerState
 
 
 class Drains:
@@ -25,6 +25,8 @@ class Drains:
     def __init__(self, state: SchedulerState, attempts: Attempts) -> None:
         self._rules, self._grid, self._ledger, self._timers = state.rules, state.grid, state.ledger, state.timers
         self._state, self._attempts = state, attempts
+        self._deadlines: dict[ClusterName, float] = {}
+        """When the next drain of a cluster begins or ends."""
 
     def restore(self) -> None:
         """Set the deadlines of the drains of an earlier daemon run."""
@@ -35,6 +37,7 @@ class Drains:
     def add(self, event: ClusterDrained, now: float) -> None:
         """Drain a cluster, or plan to. An order without a reason leaves the drain in force as it is."""
         cluster = self._grid[event.cluster]
+        self.handle_due(cluster.name, now)  # the order replaces the deadline
         drain = Drain(now, event.by, event.reason, event.begins_at, event.ends_at, event.requeue)
         if drain.since > now:
             self._set_planned(cluster, (*cluster.planned_drains, drain))
@@ -46,19 +49,23 @@ class Drains:
     def remove(self, event: ClusterResumed, now: float) -> None:
         """End the drain in force, so that planned ones that it covered begin; with ``planned`` withdraw those only."""
         cluster = self._grid[event.cluster]
+        self.handle_due(cluster.name, now)
         if event.planned:
-            self._set_planned(cluster, ())
+            remaining = (drain for drain in cluster.planned_drains if event.begins_at not in (None, drain.since))
+            self._set_planned(cluster, tuple(remaining))
         else:
             self._end(cluster)
             self._begin_due(cluster, now)
 
-    def handle_due(self, timer: Timer, now: float) -> None:
-        """End the drain that is over, and begin the planned ones that are due."""
-        cluster = self._grid[timer.cluster]
-        if cluster.drained is not None and _end_of(cluster.drained) <= now:
+    def handle_due(self, name: ClusterName, now: float) -> None:
+        """End the drain of a cluster that is over, and begin the planned ones that are due."""
+        cluster, due_at = self._grid[name], self._deadlines.get(name, inf)
+        if due_at > now:
+            return
+        if cluster.drained is not None and cluster.drained.until <= now:
             self._end(cluster)
         for drain in cluster.planned_drains:
-            if drain.requeue and timer.at <= drain.since <= now < _end_of(drain):
+            if drain.requeue and due_at <= drain.since <= now < drain.until:
                 self._requeue_jobs(cluster.name, drain, now)
         self._begin_due(cluster, now)
 
@@ -67,10 +74,10 @@ class Drains:
 
         Those that it covers stay planned until they are over: it may be resumed before.
         """
-        planned = [drain for drain in cluster.planned_drains if _end_of(drain) > now]
+        planned = [drain for drain in cluster.planned_drains if drain.until > now]
         due = [drain for drain in planned if drain.since <= now]
-        latest = max(due, key=_end_of, default=None)
-        if latest is not None and (cluster.drained is None or _end_of(latest) > _end_of(cluster.drained)):
+        latest = max(due, key=lambda drain: drain.until, default=None)
+        if latest is not None and (cluster.drained is None or latest.until > cluster.drained.until):
             planned.remove(latest)
             self._begin(cluster, latest)
         self._set_planned(cluster, tuple(planned))
@@ -86,10 +93,12 @@ class Drains:
 
     def _set_deadline(self, cluster: ClusterStatus, after: float) -> None:
         """Replace the deadline of a cluster by the next begin after a time, or the end of the drain in force."""
-        end = inf if cluster.drained is None else _end_of(cluster.drained)
+        end = inf if cluster.drained is None else cluster.drained.until
         self._timers.cancel(0, cluster.name, Deadline.DRAIN)
-        if (at := min([end, *(drain.since for drain in cluster.planned_drains if drain.since > after)])) < inf:
-            self._timers.add(at, Deadline.DRAIN, cluster=cluster.name)
+        begins = (drain.since for drain in cluster.planned_drains if drain.since > after)
+        self._deadlines[cluster.name] = due_at = min([end, *begins])
+        if due_at < inf:
+            self._timers.add(due_at, Deadline.DRAIN, cluster=cluster.name)
 
     def _set_planned(self, cluster: ClusterStatus, drains: tuple[Drain, ...]) -> None:
         """Replace the planned drains of a cluster, and reserve its nodes for them.
@@ -101,7 +110,7 @@ class Drains:
         if drains or cluster.planned_drains:
             cluster.planned_drains, cluster.nodes.capacity_gained = drains, True
             cluster.nodes.drain_reservations = tuple(
-                NodeReservation("", MAX_NODES, MAX_NODES, drain.since, min(_end_of(drain), MAX_TIME), lasts)
+                NodeReservation("", MAX_NODES, MAX_NODES, drain.since, min(drain.until, MAX_TIME), lasts)
                 for drain in drains
             )
             self._ledger.mark_cluster_changed(cluster.name)
@@ -117,7 +126,3 @@ class Drains:
             if not is_program_over(match[0], self._grid):
                 job = self._attempts.end_attempt(match[0], JobState.QUEUED, reason, now, by=drain.by, warn=True)
                 self._attempts.settle_job(job, now)
-
-
-def _end_of(drain: Drain) -> float:
-    return inf if drain.ends_at is None else drain.ends_at

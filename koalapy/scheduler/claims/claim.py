@@ -17,7 +17,7 @@ from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.close_to_files import closest_site
-from koalapy.policies.network import Transfer, estimate_transfer
+from koalapy.policies.network import Transfer
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import expected_end_of_transfers, filter_of, unclaimed
 from koalapy.scheduler.claims.claim_try import ClaimTry
@@ -102,12 +102,7 @@ class Claiming:
 
         The file transfers are estimated here if the policy has chosen no sources for them.
         """
-        sources, seconds = placed.sources, placed.transfer_time
-        files = job.spec.inputs_of(placed.request_index)
-        if files and not sources:
-            transfer = estimate_transfer(placed.cluster, files, self._state.grid.view(), self._rules.assumed_bandwidth)
-            if transfer is not None:
-                sources, seconds = transfer.sources, transfer.seconds
+        transfer = self._questions.transfer_of(job.spec, placed, self._state.grid.view())
         return Component(
             index,
             placed.cluster,
@@ -115,8 +110,8 @@ class Claiming:
             request_index=placed.request_index,
             node_class=placed.node_class,
             node_part=self._part_of(job, placed.cluster, placed.request_index),
-            sources=sources,
-            transfer_time=seconds,
+            sources=transfer.sources,
+            transfer_time=transfer.seconds,
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
 

@@ -1,7 +1,6 @@
 """Find which components of a job can start in a claiming try, and on which nodes of their clusters."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass
@@ -105,8 +104,10 @@ class ClaimTry:
     def _count_taken(self, cluster: ClusterName) -> int:
         """Return the nodes of components that can start, without those that they share with other jobs."""
         assignment = self._assignments.get(cluster)
-        assigned = self._available(cluster) - _count_whole(assignment.remaining) if assignment is not None else 0
-        return self._taken[cluster] + assigned
+        if assignment is None:
+            return self._taken[cluster]
+        idle = sum(node_class.idle for node_class in assignment.remaining if not node_class.is_part)
+        return self._taken[cluster] + self._available(cluster) - idle
 
     def _assignment(self, cluster: ClusterName) -> NodeAssignment:
         """Return the assignment of a cluster's idle nodes, by class, to the components."""
@@ -191,8 +192,3 @@ class ClaimTry:
         if component.node_class or assignment is None or component in self.preempting:
             return component.node_class
         return assignment.exclusive_class(component.rank)
-
-
-def _count_whole(classes: Iterable[NodeClass]) -> int:
-    """Return the number of idle nodes that no other job uses."""
-    return sum(node_class.idle for node_class in classes if not node_class.is_part)

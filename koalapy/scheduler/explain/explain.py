@@ -1,7 +1,7 @@
 """Explain the state of a job: why it waits, which nodes would suffice, and the smallest change that places it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from koalapy.model.placement import (
     PlacedComponent,
     Placement,
     Refusal,
+    RefusalKind,
 )
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
@@ -417,11 +418,14 @@ def _deferred(
 def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
     """Explain why a queued job waits, at which position, and why it was queued again if it was."""
     queries = dry_run.queries
-    explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), queries.waiting_reason(job), now)
+    answer = dry_run.answer(job.spec)
+    explanation = _waiting(dry_run, job.spec, answer, queries.waiting_reason(job), now)
     returns = [e for e in timeline if e.event in ("requeued", "released")]
     notes = explanation.notes
     if returns and returns[-1].event == "requeued":
         notes = (f"queued again at {format_time(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
+    if isinstance(answer, Refusal) and answer.kind is RefusalKind.NODES and not queries.rules.plans_starts:
+        notes = (*notes, NO_PLAN)
     position = queries.position(job.id)
     return replace(explanation, notes=notes, position=position, ahead=(position or 1) - 1)
 
@@ -561,10 +565,17 @@ def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, clu
     return isinstance(dry_run.ask(spec, replace(source.view, clusters=opened)), Placement)
 
 
-def find_awaited_clusters(queries: Queries, job: Job) -> list[ClusterName]:
+NO_PLAN = (
+    "no starts are planned here: jobs of fewer nodes may start before it until enough nodes are idle at one time; an "
+    "operator has nodes kept for it by the rule plan_after"
+)
+
+
+def find_awaited_clusters(queries: Queries, job: Job) -> tuple[list[ClusterName], list[ClusterName]]:
     """Return the drained and unreachable clusters that keep a queued job waiting; none if it waits for other reasons.
 
-    They do if the job would be placed on all of their nodes, or cannot be placed on those of the others.
+    They do if the job would be placed on all of their nodes, or cannot be placed on those of the others. Also return
+    those that are drained without an end, if the job cannot be placed on all nodes of all other clusters.
     """
     view = DryRun(queries, job).view(job.spec)
     absent = {c.name for c in view if c.state in (ClusterState.DRAINED, ClusterState.UNREACHABLE)}
@@ -577,11 +588,16 @@ def find_awaited_clusters(queries: Queries, job: Job) -> list[ClusterName]:
         down = queries.grid[cluster.name].last_report.down
         return replace(cluster.with_idle(cluster.total - down), state=ClusterState.USABLE)
 
+    def is_needed_of(names: Collection[ClusterName]) -> bool:
+        return not is_placed(c if c.name in names else empty(c) for c in view)
+
     if not absent or not is_placed(map(empty, view)):
-        return []
+        return [], []
     is_enough = is_placed(empty(c) if c.name in absent else c for c in view)
-    is_needed = not is_placed(c if c.name in absent else empty(c) for c in view)
-    return sorted(absent) if is_enough or is_needed else []
+    drains = {c.name: queries.grid[c.name].drained for c in view}
+    lasting = [name for name, drain in sorted(drains.items()) if drain is not None and drain.ends_at is None]
+    needed = [name for name in lasting if is_needed_of([name])] or (lasting if is_needed_of(lasting) else [])
+    return sorted(absent) if is_enough or needed or is_needed_of(absent) else [], needed
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:

@@ -36,8 +36,10 @@ def _exclude_barred(view: GridView, barred: Barred) -> GridView:
     return view.with_clusters([cluster for name, cluster in changed.items() if name not in closed])
 
 
-def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tuple[GridView, str]:
+def exclude_reserved(view: GridView, walltime: float | None, now: float, delay: float = 0.0) -> tuple[GridView, str]:
     """Return the view without idle nodes that are reserved before a job with this walltime would end.
+
+    The job starts ``delay`` seconds from now, when its files are there.
 
     Reservations at different times count as the same nodes (``count_peak``). Also return which these are, as text to
     append; empty if there are none.
@@ -46,7 +48,7 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tupl
         return view, ""
     changed, texts = [], []
     for cluster in view:
-        barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now)]
+        barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now, delay)]
         if barring:
             reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
             parts = () if any(each.is_drain for each in barring) else cluster.parts

@@ -9,7 +9,7 @@ refused stream ends its program.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
 from koalapy.model.cluster import ClusterPair, GridView, LinkPath, LinkUse
@@ -28,7 +28,7 @@ from koalapy.model.profile import (
     job_folders,
     partners,
 )
-from koalapy.model.request import ClusterName, Environment, FixedRequest, InputFile
+from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.users import NOWHERE, Accounts, Sharing, owner_rejection_reason
 from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
@@ -74,11 +74,6 @@ def _find_linked_sets(sets: Sets, use: LinkUse, view: GridView, without_relays: 
 def _may_pass(view: GridView, first: ClusterName, second: ClusterName, use: LinkUse, without_relays: bool) -> bool:
     path = view.path_between(first, second, use)
     return path is LinkPath.DIRECT if without_relays else path is not LinkPath.NONE
-
-
-def are_linked(names: Iterable[ClusterName], use: LinkUse, view: GridView) -> bool:
-    """Return whether messages of a job with this ``links`` may pass between all of these clusters."""
-    return all(view.path_between(*pair, use) is not LinkPath.NONE for pair in combinations(sorted(names), 2))
 
 
 def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridView) -> str:
@@ -268,8 +263,9 @@ class Eligibility:
                 summary = self.conflict_text(clusters, demands, view)
                 yield Exclusion(sorted(clusters), summary, lambda _: summary)
         if view.cut_off and spec.all_inputs:
+            inputs = {i: spec.all_inputs if i is None else spec.inputs_of(i) for i in chain(*components.values())}
             reasons = {
-                name: next(filter(None, (immovable_reason(name, _inputs_for(spec, i), view) for i in indices)), "")
+                name: next(filter(None, (immovable_reason(name, inputs[i], view) for i in indices)), "")
                 for name, indices in components.items()
             }
             if unmoved := {name: reason for name, reason in reasons.items() if reason}:
@@ -278,7 +274,7 @@ class Eligibility:
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Return whether the job may run on these clusters together, independently of idle nodes."""
-        if restricts_links(spec, view) and not are_linked(names, spec.links, view):
+        if restricts_links(spec, view) and missing_links_text(names, spec.links, view):
             return False
         demands = self.demands(spec)
         if not demands:
@@ -339,11 +335,6 @@ class Eligibility:
 def _folders_for(spec: JobSpec, indices: Iterable[int | None]) -> frozenset[str]:
     """Return the folders that a cluster needs for some components, or, for the index None, for any component."""
     return frozenset().union(*(job_folders(spec) if i is None else component_folders(spec, i) for i in indices))
-
-
-def _inputs_for(spec: JobSpec, index: int | None) -> tuple[InputFile, ...]:
-    """Return the inputs of a component, or, for the index None, of all components."""
-    return spec.all_inputs if index is None else spec.inputs_of(index)
 
 
 def scan_tries_all(rules: Rules) -> bool:

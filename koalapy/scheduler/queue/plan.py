@@ -9,9 +9,9 @@ from math import ceil, inf
 
 from koalapy.model.advice import Size, run_size
 from koalapy.model.application import application_of
-from koalapy.model.cluster import GridView, count_idle
+from koalapy.model.cluster import ClusterState, GridView, count_idle
 from koalapy.model.job import ComponentState, Job, JobId, JobState
-from koalapy.model.job_sizes import MAX_TIME, Barred, count_peak
+from koalapy.model.job_sizes import MAX_TIME, Barred, NodeReservation
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
@@ -20,6 +20,7 @@ from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.queue.component_sizes import exclude_reserved
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.promises import Promises
@@ -95,7 +96,7 @@ class Plan:
         )
         self._preempting = self._grid.cached_view(capacity_with_preemption, by_preemption=True)
         self._empty = GridView(())
-        """The grid without the scheduler's jobs, as last seen."""
+        """The grid without the scheduler's jobs, and without drains and reservations that end, as last seen."""
         self._grids = 0
         """The number of different such grids so far. A shape rejected on one stays rejected until the next."""
         self._left = {
@@ -350,7 +351,7 @@ class Plan:
     def _may_change(self) -> bool:
         """Return whether a plan is due before the next periodic scan, since the grid has changed."""
         if self.holder is None:
-            return self._awaits_grid and self._without_own_jobs.view() != self._empty
+            return self._awaits_grid and self._empty_grid() != self._empty
         return self.job is None or self._state.now >= self.start
 
     def _keep_for_placed(self) -> bool:
@@ -381,7 +382,7 @@ class Plan:
 
     def _candidates(self, evaluate: Evaluate) -> Iterator[Job]:
         """Yield the jobs that would fit without the scheduler's jobs: the one whose turn it is, then by age."""
-        if (empty := self._without_own_jobs.view()) != self._empty:
+        if (empty := self._empty_grid()) != self._empty:
             self._empty, self._grids = empty, self._grids + 1
         idle = IdleSummary(self._empty)
         for priority, queue in self._queues.items():
@@ -390,6 +391,21 @@ class Plan:
                     continue
                 if self._fits(entry, idle, evaluate):
                     yield self._ledger.jobs[entry.job]
+
+    def _empty_grid(self) -> GridView:
+        """Return the grid without the scheduler's jobs, as it is once all drains and reservations with an end are
+        over."""
+        return self._without_own_jobs.view().compute_once("after ends", self._without_ends)
+
+    def _without_ends(self, view: GridView) -> GridView:
+        changed = []
+        for cluster in view:
+            lasting = tuple(each for each in cluster.reservations if each.ends >= MAX_TIME)
+            is_drained = self._grid[cluster.name].usable_from < inf
+            if is_drained or lasting != cluster.reservations:
+                state = ClusterState.USABLE if is_drained else cluster.state
+                changed.append(replace(cluster, state=state, reservations=lasting))
+        return view.with_clusters(changed) if changed else view
 
     def _by_turn_and_age(self, priority: Priority, queue: PlacementQueue, idle: IdleSummary) -> Iterator[Entry]:
         """Yield the job whose turn it is. Sort the first jobs of all shapes only if it cannot be planned."""
@@ -423,25 +439,32 @@ class Plan:
         releases = self._releases(preempts)
 
         def place_at(at: float) -> tuple[float, GridView, Placement] | None:
-            view = self._view_at(at, base, releases, job)
+            view = self._view_at(at, base, releases)
             answer = evaluate(job.spec, view, barred)
             return (at, view, answer) if isinstance(answer, Placement) else None
 
         earliest = self._first_possible(job, base, releases)
         found = place_at(earliest) if earliest < inf else None  # usually enough nodes suffice
         if found is None:
-            ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
+            reservations = [reservation for cluster in base for reservation in cluster.reservations]
+            ends = {each.ends for each in reservations} | {self._grid[cluster.name].usable_from for cluster in base}
             times = sorted({*(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
-            first, last = bisect_right(times, earliest), len(times)
-            while first < last:
-                middle = (first + last) // 2
-                if placed := place_at(times[middle]):
-                    last, found = middle, placed
-                else:
-                    first = middle + 1
+            first = bisect_right(times, earliest)
+            # Between the last starts before reservations, what fits at a time fits later too.
+            last_starts = {bisect_right(times, each.last_start(job.spec.walltime)) for each in reservations}
+            for last in sorted({len(times), *last_starts}):
+                while first < last:
+                    middle = (first + last) // 2
+                    if placed := place_at(times[middle]):
+                        last, found = middle, placed
+                    else:
+                        first = middle + 1
+                if found is not None:
+                    break
         if found is None:
             return False
         self.start, view, placement = found
+        view, _ = exclude_reserved(view, job.spec.walltime, now)
         self._binds = self._bound_by(job)
         self._transfer_s = max(component.transfer_time for component in placement.components)
         self._streams = count_streams(job.spec, placement, view)
@@ -533,8 +556,8 @@ class Plan:
             lasts *= 2
         return began + lasts
 
-    def _view_at(self, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]], job: Job) -> GridView:
-        """Return the grid as it is expected to be then, as offered to a job."""
+    def _view_at(self, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> GridView:
+        """Return the grid as it is expected to be then, with the times of reservations as if that were now."""
         freed = Counter[ClusterName]()
         for end, name, nodes in releases:
             if end > at:
@@ -542,17 +565,21 @@ class Plan:
             freed[name] += nodes
         if at <= self._state.now:
             return base
-        ends = at + self.duration_of(job.spec).seconds
         changed = []
         for cluster in base:
-            if freed[cluster.name] or cluster.reservations:
-                most = self._grid[cluster.name].nodes.capacity_without_own_jobs
+            status = self._grid[cluster.name]
+            if freed[cluster.name] or cluster.reservations or status.usable_from <= at:
+                most = status.nodes.capacity_without_own_jobs
                 idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
-                # Nodes of a reservation that has begun are not among the idle ones.
-                idle -= count_peak(
-                    (each.begins, each.ends, each.idle if each.begins <= self._state.now else each.nodes)
-                    for each in cluster.reservations
-                    if each.begins < ends and at < each.ends
-                )
-                changed.append(replace(cluster.with_idle(max(0, idle)), reservations=()))
+                later = tuple(_shift(each, self._state.now, at) for each in cluster.reservations if each.ends > at)
+                state = ClusterState.USABLE if status.usable_from <= at else cluster.state
+                changed.append(replace(cluster.with_idle(idle), state=state, reservations=later))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)
+
+
+def _shift(reservation: NodeReservation, now: float, at: float) -> NodeReservation:
+    """Return a reservation as a job sees it that starts at a later time, with times as if that were now."""
+    # Nodes of a reservation that has begun are not among the idle ones.
+    idle = reservation.idle if reservation.begins <= now else reservation.nodes
+    ends = reservation.ends if reservation.ends >= MAX_TIME else reservation.ends - (at - now)
+    return replace(reservation, idle=idle, begins=reservation.begins - (at - now), ends=ends)

@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice, product
+from math import ceil
 
 from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.job_sizes import NOTHING_BARRED, Barred, is_barred
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_duration, format_list
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved
@@ -52,14 +54,21 @@ class PolicyQuestions:
             return Refusal(nowhere, RefusalKind.FILES)
         if refusing := _refusing_clusters(spec, barred):
             return Refusal(f"{format_list(refusing)} has refused it", RefusalKind.ELIGIBILITY)
-        view, reserved = exclude_reserved(exclude_barred(view, barred), spec.walltime, self._state.now)
-        if spec.reservation:
-            reserved = f"; it gets nodes of reservation {spec.reservation} only"
+        view = exclude_barred(view, barred)
+        offered, reserved = exclude_reserved(view, spec.walltime, self._state.now)
         try:
-            answer = self._place(spec, view)
-            if isinstance(answer, Refusal):
-                return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
-            return self._limit_trials(spec, view, answer)
+            answer = self._place_on(spec, offered, reserved)
+            delay = 0.0
+            while isinstance(answer, Placement) and spec.all_inputs and view.has_reservations:
+                # A job that awaits its files starts, and so ends, later.
+                files_there = max(self.transfer_of(spec, placed, view).seconds for placed in answer.components)
+                if files_there <= delay:
+                    break
+                delay = files_there
+                offered, reserved = exclude_reserved(view, spec.walltime, self._state.now, delay)
+                arrival = f"; its files arrive in {format_duration(ceil(delay))}" if reserved else ""
+                answer = self._place_on(spec, offered, f"{reserved}{arrival}")
+            return answer
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             return Refusal(error.message, RefusalKind.POLICY)
         except BrokenPolicy as error:
@@ -67,6 +76,21 @@ class PolicyQuestions:
                 self._broken.add(error.policy)
                 self._ledger.warn(error.message)
             return Refusal(error.message, RefusalKind.POLICY)
+
+    def _place_on(self, spec: JobSpec, view: GridView, reserved: str) -> Placement | Refusal:
+        """Return the answer of the job's policy; ``reserved``: the nodes that a view lacks, as text to append."""
+        answer = self._place(spec, view)
+        if isinstance(answer, Placement):
+            return self._limit_trials(spec, view, answer)
+        if spec.reservation:
+            reserved = f"; it gets nodes of reservation {spec.reservation} only"
+        return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
+
+    def transfer_of(self, spec: JobSpec, placed: PlacedComponent, view: GridView) -> Transfer:
+        """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
+        files = () if placed.sources else spec.inputs_of(placed.request_index)
+        estimate = estimate_transfer(placed.cluster, files, view, self._assumed_bandwidth) if files else None
+        return estimate or Transfer(placed.transfer_time, placed.sources)
 
     def explain(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return for each cluster why the job is not placed on a view; empty if it would be.

@@ -465,14 +465,12 @@ class PlacementQueue:
 
     def _sections(self) -> Iterator[int]:
         """Yield the sections that have jobs, in order. They may change during the iteration."""
-        section = -1
-        while (following := self._next_section(section + 1)) is not None:
-            yield (section := following)
-
-    def _next_section(self, least: int) -> int | None:
-        """Return the number of the first section that has jobs, from ``least`` on."""
-        indices = ((order, order.bisect_left(_begin(least))) for order in self._orders.values())
-        return min((order[index][0] for order, index in indices if index < len(order)), default=None)
+        following: int | None = -1
+        while following is not None:
+            indices = [(order, order.bisect_left(_begin(following + 1))) for order in self._orders.values()]
+            following = min((order[index][0] for order, index in indices if index < len(order)), default=None)
+            if following is not None:
+                yield following
 
     def _first_of(self, section: int) -> Entry | None:
         """Return the first entry of a section; None if it has none."""
@@ -487,7 +485,7 @@ class PlacementQueue:
         self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
         """Return the first entry of a section that is not passed over and has not ``arrived`` during the scan."""
-        is_passed_over = is_passed_over or self._is_passed_over
+        is_passed_over = is_passed_over or (lambda group: self.is_known_unplaceable(group) or self._is_barred(group))
         first = self._first_of(section)
         if first is None or (first.job not in arrived and not is_passed_over(first.group)):
             return first
@@ -498,10 +496,6 @@ class PlacementQueue:
     def is_known_unplaceable(self, group: Group) -> bool:
         """Return whether jobs of a group were found not to fit on the empty grid."""
         return group.never_fits and group.checked_on is self.empty_grid
-
-    def _is_passed_over(self, group: Group) -> bool:
-        """Return whether jobs of a group do not block others where a scan ends at the first rejection."""
-        return self.is_known_unplaceable(group) or self._is_barred(group)
 
     def check_placeable(self, job: JobId, never_fits: NeverFits) -> bool:
         """Compute whether a rejected job fits on the empty grid; return True if it never fits."""

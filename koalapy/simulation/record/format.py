@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from pydantic import TypeAdapter
 
 from koalapy.model.advice import Run
-from koalapy.model.cluster import Drain, Link, LinkUse, Relays
+from koalapy.model.cluster import ClusterStanding, Link, LinkUse, Relays
 from koalapy.model.job import Job, JobId, Nonce, PlannedStart, Token
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, NodeUse
@@ -129,20 +129,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCluster:
+class KnownCluster(ClusterStanding):
     """The stored and configured state of a cluster, before its agent reports."""
 
     name: ClusterName
     speed: float = 1.0
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     total: int = 0
-    drained: Drain | None = None
     errors: int = 0
-    unusable: bool = False
-    note: str = ""
-    trials: int = 0
     uplink_bandwidth: float | None = None
-    planned_drains: tuple[Drain, ...] = ()
 
     def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""
@@ -242,8 +237,8 @@ class Beginning:
 
 Json = dict[str, Any]
 Kind = type[Any]
-FORMAT = 1
-"""Version of the format; incremented with every change that an older reader would misread."""
+FORMAT = 2
+"""Version of the format: incremented with changes that an older reader would misread. Earlier ones are read."""
 EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
 FOR_PEOPLE = ("environment", "account", "qos", "each_line", "mail_type", "mail_user", "webhook")

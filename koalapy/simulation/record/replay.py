@@ -151,9 +151,9 @@ class RecordFile:
         return content
 
     def _check_format(self, number: object) -> None:
-        if number != FORMAT:
+        if number not in range(1, FORMAT + 1):
             raise self._make_error(
-                f"is of format {number}, and this version of koala reads format {FORMAT}",
+                f"is of format {number}, and this version of koala reads formats up to {FORMAT}",
                 "replay it by the version that wrote it",
             )
 

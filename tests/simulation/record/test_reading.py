@@ -103,7 +103,7 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
     [
         (0, b"a text\n", "is not a record of koala's"),
         (0, b"[]\n", "is damaged in line 1"),
-        (0, b'{"koala_export":2}\n', "is of format 2, and this version of koala reads format 1"),
+        (0, b'{"koala_export":3}\n', "is of format 3, and this version of koala reads formats up to 2"),
         (1, b'{"koala_record":7,"part":1}\n', "is of format 7"),
         (1, b'{"koala_record":1,"version":"1","life":"1","part":2}\n', "lacks the first part"),
         (2, b'{"begin":{"rules":{}}}\n', "the initial state of the daemon run cannot be read"),
