@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from koalapy.api.access import Caller, Id
 from koalapy.api.clusters import Name as ClusterPath
 from koalapy.api.derived import view_model
-from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, is_bare_number, parse_duration
+from koalapy.api.fields import MAX_ID, Input, Name, Output, PointInTime, Seconds, Text, is_bare_number, parse_duration
 from koalapy.api.job_changes import JobPatch, change_between, submission_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.api.problems import problem_responses
@@ -270,12 +270,19 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         return await cancel_on_disconnect(request, service.what_if(question.to_change(), question.horizon))
 
     @router.get("/clusters/{name}/drain", response_model=DrainPreviewView)
-    async def preview_drain(name: ClusterPath, request: Request, simulate: Simulate = True) -> Any:
-        """Show what a drain of a cluster would do now: the jobs that run there, those that wait for it by name, and by
-        simulation the waiting jobs that would start later. A simulation takes some seconds and changes nothing."""
+    async def preview_drain(
+        name: ClusterPath,
+        request: Request,
+        simulate: Simulate = True,
+        begin: PointInTime | None = None,
+        end: PointInTime | None = None,
+    ) -> Any:
+        """Show what a drain of a cluster would do, now or from a time on: the jobs that run there, those that wait for
+        it by name, and by simulation the waiting jobs that would start later. It takes some seconds and changes
+        nothing."""
         if not simulate:
-            return service.describe_drain(name)
-        return await cancel_on_disconnect(request, service.preview_drain(name))
+            return service.describe_drain(name, begin)
+        return await cancel_on_disconnect(request, service.preview_drain(name, begin=begin, end=end))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:

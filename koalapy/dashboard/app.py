@@ -1,6 +1,7 @@
 """The whole dashboard: its pages, login and static files."""
 
 from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
 
 from koalapy.api.middleware import CACHE_FOREVER
 from koalapy.daemon.engine.engine import Engine
@@ -9,11 +10,12 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import GZIP, Dashboard
 from koalapy.dashboard.login import BrowserLogin, LoginServices
 from koalapy.dashboard.pages.audit import add_audit
-from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
+from koalapy.dashboard.pages.forecast import add_forecast
 from koalapy.dashboard.pages.history import add_history
 from koalapy.dashboard.pages.job import add_job
+from koalapy.dashboard.pages.maintenance import add_maintenance
 from koalapy.dashboard.pages.mine import add_mine
 from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.new_job import add_new_job
@@ -22,11 +24,21 @@ from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.timeline import add_timeline
 from koalapy.dashboard.pages.users import add_users
-from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.rendering import load_page_files
 from koalapy.dashboard.rows import Survey
 from koalapy.model.errors import NotFoundError
 
+MOVED = {
+    f"{old}{form}": f"{new}{form}"
+    for old, new in {
+        "/audit": "/scheduler/audit",
+        "/capacity": "/forecast",
+        "/map": "/network",
+        "/what-if": "/forecast/what-if",
+    }.items()
+    for form in ("", ".json", ".csv")
+}
+"""The present paths of pages by former ones."""
 CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
 
@@ -42,17 +54,29 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_job(dashboard, services, audit)
     add_clusters(dashboard, services, survey, audit)
     add_timeline(dashboard, services)
-    add_capacity(dashboard, services)
+    add_forecast(dashboard, services)
     add_network(dashboard, services, survey)
+    add_maintenance(dashboard, services)
     add_scheduler(dashboard)
     add_users(dashboard, services, login.identities, audit)
     add_files(dashboard, services)
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
-    add_what_if(dashboard, services.forecasts)
     BrowserLogin(dashboard, login)
     _add_files(dashboard)
+    _add_redirects(dashboard)
     return dashboard
+
+
+def _add_redirects(dashboard: Dashboard) -> None:
+    """Redirect the addresses that pages had before, with their queries."""
+
+    async def redirect(request: Request) -> Response:
+        path, query = MOVED[request.url.path], request.url.query
+        return RedirectResponse(f"{path}?{query}" if query else path, 308)
+
+    for path in MOVED:
+        dashboard.router.add_api_route(path, redirect, operation_id="list_clusters")
 
 
 def _add_files(dashboard: Dashboard) -> None:

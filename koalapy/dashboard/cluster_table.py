@@ -1,7 +1,8 @@
 """The tables of clusters and of the nodes of one cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -19,6 +20,7 @@ from koalapy.dashboard.tables import (
     link,
     render_table,
     show_rows,
+    time_column,
 )
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_hosts
@@ -33,14 +35,15 @@ def _path(row: ClusterRow) -> str:
     return cluster_path(row.cluster)
 
 
-def _count_cell(count: int) -> str:
-    """Return a number, and nothing for the usual 0: narrow screens leave out empty cells."""
-    return f"{count:,}" if count else ""
-
-
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
     """Return a number as a link to the jobs that it counts."""
     return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
+
+
+def _job_nodes(name: str, state: str) -> Column[ClusterRow]:
+    """Return the column of the nodes in a state, with a link to the jobs that have them."""
+    get: Callable[[ClusterRow], int] = attrgetter(f"nodes.{name}")
+    return Column(name, name.capitalize(), get, lambda row, _: _jobs_cell(get(row), state, row), "number")
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
@@ -68,43 +71,29 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     "clusters",
     (
-        Column("cluster", "Cluster", lambda row: row.cluster, lambda row, _: link(_path(row), row.cluster), "nowrap"),
-        Column("state", "State", lambda row: row.state, lambda row, _: state_badge(row.state)),
-        Column("kind", "Kind", lambda row: row.kind),
-        Column("nodes", "Nodes", lambda row: row.total, lambda row, _: f"{row.total:,}", "number"),
-        Column(
-            "running",
-            "Running",
-            lambda row: row.nodes.running,
-            lambda row, _: _jobs_cell(row.nodes.running, "running", row),
-            "number",
-        ),
-        Column(
-            "claimed",
-            "Claimed",
-            lambda row: row.nodes.claimed,
-            lambda row, _: _jobs_cell(row.nodes.claimed, "claiming", row),
-            "number",
-        ),
-        Column("local", "Local users", lambda row: row.nodes.local, lambda row, _: f"{row.nodes.local:,}", "number"),
-        Column("down", "Down", lambda row: row.nodes.down, lambda row, _: f"{row.nodes.down:,}", "number"),
-        Column("idle", "Idle", lambda row: row.nodes.idle, lambda row, _: f"{row.nodes.idle:,}", "number"),
-        Column(
-            "unknown", "Unknown", lambda row: row.nodes.unknown, lambda row, _: _count_cell(row.nodes.unknown), "number"
-        ),
+        Column("cluster", "Cluster", html=lambda row, _: link(_path(row), row.cluster), style="nowrap"),
+        Column("state", "State", html=lambda row, _: state_badge(row.state)),
+        Column("kind", "Kind"),
+        Column("nodes", "Nodes", attrgetter("total"), style="number"),
+        _job_nodes("running", "running"),
+        _job_nodes("claimed", "claiming"),
+        Column("local", "Local users", attrgetter("nodes.local"), style="number"),
+        Column("down", "Down", attrgetter("nodes.down"), style="number"),
+        Column("idle", "Idle", attrgetter("nodes.idle"), style="number"),
+        # Empty in place of the usual 0: narrow screens leave out empty cells.
+        Column("unknown", "Unknown", lambda row: row.nodes.unknown or None, style="number"),
         Column(
             "waiting",
             "Waiting jobs",
-            lambda row: row.waiting,
-            lambda row, _: _jobs_cell(row.waiting, "queued", row),
-            "number",
+            html=lambda row, _: _jobs_cell(row.waiting, "queued", row),
+            style="number",
             is_optional=True,
         ),
         Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
         Column(
-            "manager", "Resource manager", lambda row: row.problem, _resource_manager_cell, "nowrap", is_sortable=False
+            "manager", "Resource manager", attrgetter("problem"), _resource_manager_cell, "nowrap", is_sortable=False
         ),
-        Column("reason", "Reason", lambda row: row.reason, style="said", is_sortable=False),
+        Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "state",
     ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
@@ -132,40 +121,31 @@ def _state_key(row: NodeRow) -> Value:
 NODES: TableDefinition[NodeRow] = TableDefinition(
     "nodes",
     (
-        Column("node", "Node", lambda row: row.name, style="nowrap"),
+        Column("node", "Node", attrgetter("name"), style="nowrap"),
         Column(
             "state",
             "State",
-            lambda row: row.state,
-            lambda row, _: state_badge("local users" if row.state == "local" else row.state, row.state),
+            html=lambda row, _: state_badge("local users" if row.state == "local" else row.state, row.state),
         ),
         Column(
             "job",
             "Job",
-            lambda row: row.job,
-            lambda row, _: "" if row.job is None else link(f"/jobs/{row.job}", str(row.job)),
-            "number",
+            html=lambda row, _: "" if row.job is None else link(f"/jobs/{row.job}", str(row.job)),
+            style="number",
         ),
-        Column("user", "User", lambda row: row.owner),
-        Column("component", "Component", lambda row: row.rank, style="number", is_optional=True),
-        Column(
-            "since",
-            "Since",
-            lambda row: iso_time(row.since),
-            lambda row, _: "" if row.since is None else render_time(row.since),
-            "nowrap",
-        ),
-        Column("class", "Class", lambda row: row.node_class),
-        Column("cores", "Cores", lambda row: row.cores, style="number"),
+        Column("user", "User", attrgetter("owner")),
+        Column("component", "Component", attrgetter("rank"), style="number", is_optional=True),
+        time_column("since", "Since", "since"),
+        Column("class", "Class", attrgetter("node_class")),
+        Column("cores", "Cores", style="number"),
         Column(
             "memory",
             "Memory",
-            lambda row: row.memory,
-            lambda row, _: "" if row.memory is None else format_size(row.memory),
-            "number",
+            html=lambda row, _: "" if row.memory is None else format_size(row.memory),
+            style="number",
         ),
         Column("features", "Features", lambda row: " ".join(row.features), style="said"),
-        Column("reason", "Resource manager says", lambda row: row.reason, style="said"),
+        Column("reason", "Resource manager says", style="said"),
     ),
     "state",
     ident=lambda row: f"node-{natural_key(row.name)}-{row.job or 0}-{row.rank or 0}",

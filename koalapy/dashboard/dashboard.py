@@ -37,10 +37,10 @@ from koalapy.simulation.twin import Report
 GZIP = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 GROUPS = {
-    "Grid": ("/", "/clusters", "/timeline", "/network"),
+    "Grid": ("/", "/clusters", "/timeline", "/network", "/maintenance"),
     "Work": ("/queue", "/my-jobs", "/users", "/files"),
-    "Insight": ("/history", "/capacity", "/what-if"),
-    "Admin": ("/scheduler", "/audit"),
+    "Insight": ("/history", "/forecast"),
+    "Admin": ("/scheduler",),
 }
 """The groups of the menu, with the paths of their pages."""
 SUFFIX = ".events"

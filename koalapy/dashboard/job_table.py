@@ -1,13 +1,24 @@
 """The table of jobs: its columns, and the order of jobs in the queue."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
-from koalapy.dashboard.tables import Column, TableDefinition, TableQuery, Value, iso_time, link, make_view, render_table
+from koalapy.dashboard.tables import (
+    Column,
+    TableDefinition,
+    TableQuery,
+    Value,
+    iso_time,
+    link,
+    make_view,
+    render_table,
+    time_column,
+)
 from koalapy.model.application import application_of
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobState
@@ -47,29 +58,16 @@ MAX_REASON_WIDTH = 100
 JOBS: TableDefinition[JobRow] = TableDefinition(
     "jobs",
     (
-        Column("id", "ID", lambda job: job.label, lambda job, _: link(f"/jobs/{job.id}", job.label), "number"),
-        Column("state", "State", lambda job: job.state, lambda job, _: state_badge(job.state), is_sortable=False),
-        Column("user", "User", lambda job: job.user, _user_cell),
-        Column("name", "Name", lambda job: job.name, style="name"),
-        Column("application", "Program", lambda job: job.application, is_optional=True),
-        Column("policy", "Policy", lambda job: job.policy, is_optional=True),
-        Column("priority", "Priority", lambda job: job.priority),
-        Column("nodes", "Nodes", lambda job: job.nodes, lambda job, _: f"{job.nodes:,}", "number"),
-        Column(
-            "position",
-            "Position",
-            lambda job: job.position,
-            lambda job, _: f"{job.position:,}" if job.position else "",
-            "number",
-        ),
-        Column(
-            "submitted",
-            "Submitted",
-            lambda job: iso_time(job.submitted_at),
-            lambda job, _: render_time(job.submitted_at),
-            "nowrap",
-            is_optional=True,
-        ),
+        Column("id", "ID", attrgetter("label"), lambda job, _: link(f"/jobs/{job.id}", job.label), "number"),
+        Column("state", "State", html=lambda job, _: state_badge(job.state), is_sortable=False),
+        Column("user", "User", html=_user_cell),
+        Column("name", "Name", style="name"),
+        Column("application", "Program", is_optional=True),
+        Column("policy", "Policy", is_optional=True),
+        Column("priority", "Priority"),
+        Column("nodes", "Nodes", style="number"),
+        Column("position", "Position", style="number"),
+        time_column("submitted", "Submitted", "submitted_at", is_optional=True),
         Column(
             "expected",
             "Expected start",
@@ -78,26 +76,19 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
             "nowrap",
             is_sortable=False,
         ),
-        Column("waited", "Waited", lambda job: job.waited, _waited_cell, "number"),
-        Column(
-            "started",
-            "Started",
-            lambda job: iso_time(job.started_at),
-            lambda job, _: render_time(job.started_at),
-            "nowrap",
-            is_optional=True,
-        ),
-        Column("ran", "Ran", lambda job: job.ran, _ran_cell, "number"),
-        Column("restarts", "Restarts", lambda job: job.restarts, style="number", is_optional=True),
-        Column("home", "Home site", lambda job: job.home_site, is_optional=True),
+        Column("waited", "Waited", html=_waited_cell, style="number"),
+        time_column("started", "Started", "started_at", is_optional=True),
+        Column("ran", "Ran", html=_ran_cell, style="number"),
+        Column("restarts", "Restarts", style="number", is_optional=True),
+        Column("home", "Home site", attrgetter("home_site"), is_optional=True),
         Column(
             "clusters",
             "Clusters",
-            lambda job: job.where,
+            attrgetter("where"),
             lambda job, _: escape(job.where.replace(",", ", ")),
             is_sortable=False,
         ),
-        Column("reason", "Reason", lambda job: job.reason, _reason_cell, "why", is_sortable=False),
+        Column("reason", "Reason", html=_reason_cell, style="why", is_sortable=False),
     ),
     "position",
     ident=lambda job: f"job-{job.id}",

@@ -1,13 +1,11 @@
 """Charts as SVG, rendered by pure functions; with CSS classes only, since the pages' policy forbids inline styles."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from koalapy.model.job import JobId
-from koalapy.model.wording import format_time
 
 BAR_WIDTH, BAR_HEIGHT = 160, 10
 JOB_COLOURS = 6
@@ -86,12 +84,9 @@ def format_share(count: int, total: int) -> str:
     return f"{percent:.0f}%" if percent >= 1 or not count else "<1%"
 
 
-NODE_SIZE, NODE_GAP, NODE_COLUMNS = 14, 2, 32
-MAX_SQUARES = 512
-"""Maximum number of squares. In a larger cluster, each square represents several nodes."""
-LETTERS = {"running": "r", "claimed": "c", "local": "l", "down": "×", "idle": "", "withheld": "w", "unknown": "?"}
-
-STATE_NAMES = {name: name for name in LETTERS} | {"local": "of local users"}
+STATE_NAMES = {name: name for name in ("running", "claimed", "down", "idle", "withheld", "unknown")} | {
+    "local": "of local users"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,79 +108,3 @@ class NodeCounts:
     @property
     def total(self) -> int:
         return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
-
-
-def node_grid(counts: NodeCounts, *, stale: bool = False, drained: bool = False) -> Markup:
-    """Return a square for each node, coloured by its state. ``stale``: the states are not current."""
-    nodes_per_square = max(1, -(-counts.total // MAX_SQUARES))
-    squares = [kind for kind, count in asdict(counts).items() for _ in range(-(-count // nodes_per_square))]
-    rows = max(1, -(-len(squares) // NODE_COLUMNS))
-    columns = min(NODE_COLUMNS, max(1, len(squares)))
-    width, height = columns * (NODE_SIZE + NODE_GAP), rows * (NODE_SIZE + NODE_GAP)
-    states = [f"{count} {STATE_NAMES[kind]}" for kind, count in asdict(counts).items() if count]
-    description = ", ".join(states) or "no nodes"
-    if nodes_per_square > 1:
-        description += f"; a square is {nodes_per_square} nodes"
-    if stale:
-        description += ", as last reported"
-    classes = " ".join(filter(None, ("nodes", "stale" if stale else "", "drained" if drained else "")))
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    parts = [f'<svg class="{classes}" {size} role="img" aria-label="{description}">']
-    # Not escaped, since there may be thousands of squares and they contain no text of users.
-    for index, kind in enumerate(squares):
-        x, y = index % NODE_COLUMNS * (NODE_SIZE + NODE_GAP), index // NODE_COLUMNS * (NODE_SIZE + NODE_GAP)
-        parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{NODE_SIZE}" height="{NODE_SIZE}" rx="2"/>')
-        if LETTERS[kind]:
-            parts.append(f'<text x="{x + NODE_SIZE / 2:g}" y="{y + 10.5}">{LETTERS[kind]}</text>')
-    parts.append("</svg>")
-    return Markup("".join(parts))
-
-
-SERIES_WIDTH, SERIES_HEIGHT = 640, 150
-LEFT, RIGHT, TOP, BOTTOM = 84, 10, 10, 20
-MARK = 2.5
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A value at a time, in seconds since the epoch."""
-
-    at: float
-    value: float
-
-
-def series(points: Sequence[Point], label: str, format_value: Callable[[float], str]) -> Markup:
-    """Return a line chart of points in the order of time, from 0 to the largest value; empty without points."""
-    if not points:
-        return Markup()
-    first, last, top = points[0].at, points[-1].at, max(point.value for point in points) or 1.0
-    wide, high = SERIES_WIDTH - LEFT - RIGHT, SERIES_HEIGHT - TOP - BOTTOM
-
-    def x(timestamp: float) -> float:
-        return LEFT + (wide / 2 if last <= first else (timestamp - first) / (last - first) * wide)
-
-    def y(value: float) -> float:
-        return TOP + high * (1 - value / top)
-
-    title = Markup.escape(f"{label}: {len(points)} measured, the last {format_value(points[-1].value)}")
-    size = f'viewBox="0 0 {SERIES_WIDTH} {SERIES_HEIGHT}" width="{SERIES_WIDTH}" height="{SERIES_HEIGHT}"'
-    parts = [f'<svg class="series" {size} role="img" aria-label="{title}">']
-    for share in (0.0, 0.5, 1.0):
-        height = y(share * top)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{SERIES_WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
-        )
-        parts.append(
-            f'<text class="end" x="{LEFT - 6}" y="{height + 3:.1f}">{Markup.escape(format_value(share * top))}</text>'
-        )
-    positions = [(x(point.at), y(point.value)) for point in points]
-    parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in positions)}"/>')
-    parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="{MARK}"/>' for a, b in positions]
-    is_daily = all(point.at % 86_400 == 0 for point in points)
-    dates = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in (first, last)]
-    first_text, last_text = dates if is_daily else (format_time(first, last), format_time(last, last))
-    parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{first_text}</text>')
-    if last > first:
-        parts.append(f'<text class="end" x="{SERIES_WIDTH - RIGHT}" y="{SERIES_HEIGHT - 5}">{last_text}</text>')
-    parts.append("</svg>")
-    return Markup("".join(parts))

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from koalapy import __version__
 from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import bar, distribution, interval, node_grid, series
+from koalapy.dashboard.pictures import bar, distribution, interval
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
@@ -84,7 +84,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timeline)
+PICTURES = (bar, distribution, grid_map, interval, draw_timeline)
 CHARTS = (describe_range, line_chart, stacked_chart, use_bar)
 """Functions that templates call by their names."""
 
@@ -143,6 +143,11 @@ def identifier(text: str) -> str:
 def format_count(number: float | None) -> str:
     """Format a number with thousands separators: ``20,000``; ``–`` for None."""
     return "–" if number is None else f"{number:,}"
+
+
+def format_percent(share: float) -> str:
+    """Format a percentage, below 10 % with a decimal."""
+    return f"{share:.{0 if share >= 10 or not share else 1}f} %"
 
 
 def format_quantity(number: float) -> str:
@@ -208,11 +213,7 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
-    environment.globals |= {
-        "rate": format_rate,
-        "seconds": format_seconds,
-        "percent": lambda share: f"{share:.{0 if share >= 10 or not share else 1}f} %",
-    }
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment

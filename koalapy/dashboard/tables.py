@@ -9,14 +9,14 @@ import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query, Request
 from markupsafe import Markup, escape
 
 from koalapy.api import fields
-from koalapy.dashboard.rendering import format_iso_time, with_query
+from koalapy.dashboard.rendering import format_iso_time, render_time, with_query
 from koalapy.model.errors import UsageError
 from koalapy.model.wording import escape_formula, suggest_names
 
@@ -39,8 +39,8 @@ class Column(Generic[R]):
 
     name: str
     title: str
-    value: Callable[[R], object] | None
-    """Return the value for CSV, and for the page unless there is ``html``. None: the column is not in CSV."""
+    value: Callable[[R], object] | None = None
+    """Return the value for CSV, and for the page unless there is ``html``; by default the attribute of the name."""
     html: Callable[[R, float], str] | None = None
     """Return the cell's content as HTML, given the row and the time. It must escape all texts."""
     style: str = ""
@@ -48,6 +48,21 @@ class Column(Generic[R]):
     is_optional: bool = False
     """Whether only users who have chosen the column see it."""
     is_sortable: bool = True
+    is_in_csv: bool = True
+
+    @property
+    def getter(self) -> Callable[[R], Any]:
+        return attrgetter(self.name) if self.value is None else self.value
+
+
+def time_column(name: str, title: str, attribute: str, **options: Any) -> Column[Any]:
+    """Return a column with the time in an attribute of the rows, in seconds since the epoch or None."""
+    get: Callable[[Any], float | None] = attrgetter(attribute)
+
+    def html(row: Any, now: float) -> str:
+        return "" if (at := get(row)) is None else render_time(at)
+
+    return Column(name, title, lambda row: iso_time(get(row)), html, "nowrap", **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +241,7 @@ def show_rows(
     """
     sort = sort_of(definition, query)
     name = sort.removeprefix("-")
-    key = (keys or {}).get(name) or definition.by_name[name].value
-    assert key is not None
+    key = (keys or {}).get(name) or definition.by_name[name].getter
     keyed = [(_sort_value(key(row)), definition.ident(row), row) for row in rows]
     page, after = cut_page(keyed, query, sort)
     return page, make_view(definition, query, path, page_filter, shown=len(page), total=len(rows), next_after=after)
@@ -331,11 +345,10 @@ def render_table(
 
 def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str]:
     """Return the contents of a column's cells as HTML."""
-    html, value = column.html, column.value
-    if html is not None:
+    if (html := column.html) is not None:
         return [html(row, now) for row in rows]
-    assert value is not None, f"column {column.name} has no content"
-    return ["" if (content := value(row)) is None else str(escape(content)) for row in rows]
+    contents = map(column.getter, rows)
+    return ["" if c is None else f"{c:,}" if isinstance(c, int) else str(escape(c)) for c in contents]
 
 
 def _heading(column: Column[Any], view: TableView) -> str:
@@ -353,7 +366,7 @@ def _heading(column: Column[Any], view: TableView) -> str:
 def render_csv(definition: TableDefinition[R], view: TableView, rows: Sequence[R]) -> str:
     """Return the shown columns of rows as CSV with a header; texts that spreadsheets would run are quoted."""
     columns = [definition.by_name[name] for name in view.columns]
-    values = [(column.name, column.value) for column in columns if column.value is not None]
+    values = [(column.name, column.getter) for column in columns if column.is_in_csv]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([name for name, _ in values])

@@ -1,8 +1,8 @@
 """Parse and evaluate searches for jobs: ``user:alice state:waiting cluster:north size>32``.
 
 Every term must match. ``term:one,other`` matches any of several values, ``-term:x`` negates the term, and ``*`` stands
-for any characters. Text between quotation marks is literal; two quotation marks there stand for one. Without a
-``state`` term, only unfinished jobs match.
+for any characters. A bare word is a part of a name, user, program or cluster. Text between quotation marks is literal;
+two quotation marks there stand for one. Without a ``state`` term, only unfinished jobs match.
 """
 
 import re
@@ -61,6 +61,12 @@ def _clusters(job: Job) -> Iterable[str]:
     return (component.cluster for component in job.spec.request.components if component.cluster)
 
 
+def _all_texts(job: Job) -> Iterable[str]:
+    """Return the texts that a bare word searches, in lower case."""
+    spec = job.spec
+    return (text.lower() for text in (spec.name, spec.owner, application_of(spec), *_clusters(job)))
+
+
 KINDS: dict[str, _Kind] = {
     "id": _Kind("id:12,13", True, texts=lambda job: (str(job.id),), number=lambda job, _: job.id),
     "state": _Kind("state:waiting", True),
@@ -74,6 +80,7 @@ KINDS: dict[str, _Kind] = {
     "size": _Kind("size>32", True, number=lambda job, _: job.spec.request.total_size),
     "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),
     "array": _Kind("array:7", False, texts=lambda job: () if job.array_job is None else (str(job.array_job),)),
+    "any": _Kind("any:wave", False, texts=lambda job: _all_texts(job)),
     "restarts": _Kind("restarts>0", False, number=lambda job, _: job.restarts),
 }
 _CHOICES = {"priority": [str(priority) for priority in Priority], "state": sorted(STATE_GROUPS)}
@@ -219,7 +226,9 @@ def _parse_term(piece: str) -> SearchTerm:
         piece = f"id:{piece}"
     match = _WORD.fullmatch(piece)
     if match is None:
-        plain = piece.replace('"', "")
+        plain = piece.replace('"', "").lower()
+        if _PLAIN.fullmatch(plain):
+            return _build_test(piece, "any", ":", (f"*{plain}*",), opposite=False)
         _refuse(
             piece,
             f"{piece} is not a word of a filter",

@@ -4,10 +4,11 @@ Each repetition draws new run times, so each result is an interval. Local users 
 are submitted; the forecast holds only under these two assumptions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from math import exp
+from math import exp, inf
 from random import Random
 from statistics import fmean, median
 from typing import Any
@@ -140,6 +141,10 @@ class Change:
     first: JobId | None = None
     """A waiting job to put before all others of its priority."""
     walltimes: Mapping[JobId, float] = field(default_factory=dict)
+    begin: float | None = None
+    """When the drains begin, in seconds since the epoch; None: now."""
+    end: float | None = None
+    """When they end; None: when the clusters are resumed."""
 
     def __bool__(self) -> bool:
         return self != Change()
@@ -191,9 +196,16 @@ class Change:
         """Return the snapshot with the change; raise the errors of ``check``."""
         self.check(moment, policies)
         beginning = moment.beginning
-        drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
+        drain = Drain(moment.now, begins_at=self.begin, ends_at=self.end)
+        drained = dict.fromkeys(self.resume) | ({} if self.begin else dict.fromkeys(self.drain, drain))
+        planned = dict.fromkeys(self.drain, (drain,)) if self.begin else {}
         clusters = [
-            replace(cluster, drained=drained.get(cluster.name, cluster.drained)) for cluster in beginning.clusters
+            replace(
+                cluster,
+                drained=drained.get(cluster.name, cluster.drained),
+                planned_drains=(*cluster.planned_drains, *planned.get(cluster.name, ())),
+            )
+            for cluster in beginning.clusters
         ]
         clusters += [KnownCluster(name, total=nodes) for name, nodes in self.add.items()]
         jobs = beginning.jobs
@@ -272,6 +284,8 @@ class Forecast:
     utilisation: float
     note: str = ""
     """Why simulations ended early; empty if none did."""
+    there: Mapping[JobId, int] = field(default_factory=dict)
+    """The nodes of jobs on planned drained clusters at the begin, if they have them in most simulations."""
 
     def of(self, ident: JobId) -> Expected | None:
         return next((expected for expected in self.jobs if expected.job == ident), None)
@@ -349,6 +363,7 @@ class _Plan:
     seed: int
     max_tasks: int
     """Number of waiting tasks of arrays that a simulation starts before it ends."""
+    change: Change
 
     def is_within_horizon(self, at: float | None) -> bool:
         """Return whether an event occurs in a simulation, and at most at the horizon."""
@@ -389,6 +404,8 @@ class _Course:
     ends: dict[JobId, float]
     """End times of the jobs that ended, and extrapolated ones of arrays."""
     utilisation: float
+    there: dict[JobId, int]
+    """The nodes of jobs on planned drained clusters at the begin."""
 
 
 def _create_plan(
@@ -412,7 +429,7 @@ def _create_plan(
     estimates = RunTimeEstimates(
         moment.beginning.runs, {cluster.name: cluster.speed for cluster in changed.beginning.clusters}
     )
-    plan = _Plan(changed, estimates, policies, draws or MAX_DRAWS, horizon, seed, max_tasks)
+    plan = _Plan(changed, estimates, policies, draws or MAX_DRAWS, horizon, seed, max_tasks, change)
     number = max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, plan.count_runs())))
     return plan if draws else replace(plan, draws=number)
 
@@ -483,7 +500,15 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
     if is_cut:
         ends |= _extrapolate_ends(moment, unfinished, simulation.now)
     simulated_s = simulation.now - moment.now if is_cut else plan.horizon
-    return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation)
+    there: dict[JobId, int] = {}
+    if (begin := plan.change.begin) is not None:
+        gangs = {each.ident: each.gang for each in outcome.jobs}
+        gangs |= {job.id: [(c.cluster, c.size) for c in job.attempt.gang] for job in unfinished if job.attempt}
+        for ident, gang in gangs.items():
+            nodes = sum(size for name, size in gang if name in plan.change.drain)
+            if nodes and starts.get(ident, inf) <= begin < ends.get(ident, inf):
+                there[ident] = nodes
+    return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation, there)
 
 
 def _extrapolate_ends(moment: Moment, unfinished: Iterable[Job], until: float) -> dict[JobId, float]:
@@ -533,6 +558,8 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         f"only the first {plan.max_tasks:,} of {plan.waiting_tasks:,} waiting tasks of arrays are simulated; the ends "
         "of arrays are extrapolated"
     )
+    counts = Counter(ident for course in courses for ident in course.there)
+    there = {ident: nodes for course in courses for ident, nodes in course.there.items()}
     return Forecast(
         now,
         min(course.simulated_s for course in courses),
@@ -543,6 +570,7 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         _percentile_interval(len(times) for times in starts_of_waiting) if waiting else None,
         fmean(course.utilisation for course in courses),
         cut if any(course.is_cut for course in courses) else "",
+        {ident: nodes for ident, nodes in there.items() if 2 * counts[ident] > len(courses)},
     )
 
 

@@ -96,3 +96,12 @@ async def test_cluster_out_of_reach_is_declared_lost(open_api: Open) -> None:
     assert (answer.status_code, answer.json()["state"]) == (200, "unreachable")
     unknown = await api.post("/api/v1/clusters/nroth/lost")
     assert (unknown.status_code, unknown.json()["hint"][:14]) == (404, "did you mean n")
+
+
+async def test_preview_of_planned_drain_takes_points_in_time(open_api: Open) -> None:
+    api, path = await open_api(), "/api/v1/clusters/north/drain"
+    preview = await api.get(path, params={"simulate": "false", "begin": "now+1h", "end": "now+2h"})
+    assert (preview.status_code, preview.json()["running"], preview.json()["delayed"]) == (200, [], None)
+    for field in ("begin", "end"):
+        refused = await api.get(path, params={"simulate": "false", field: "whenever"})
+        assert (refused.status_code, refused.json()["field"]) == (422, field)

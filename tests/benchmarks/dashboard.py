@@ -38,11 +38,12 @@ PAGES = (
     "/queue?q=state:failed", "/queue?q=state:succeeded user:alice size>8", "/queue?q=state:over cluster:delft-1",
     "/queue/confirm?action=hold&all=true", "/clusters", "/clusters/delft-1", "/clusters/delft-1/nodes",
     "/jobs/10", "/jobs/RUNNING", "/jobs/WAITING", "/jobs/new", "/jobs/new?from=10",
-    "/users", "/users?user=alice", "/files", "/audit", "/scheduler", "/network", "/network/delft-1/leiden-1",
-    "/capacity", "/capacity?priority=high", "/history", "/history?by=user", "/what-if",
+    "/users", "/users?user=alice", "/files", "/maintenance", "/scheduler/audit", "/scheduler",
+    "/network", "/network/delft-1/leiden-1",
+    "/forecast", "/forecast?priority=high", "/history", "/history?by=user", "/forecast/what-if",
 )  # fmt: skip
 """All pages but those of simulations. ``RUNNING`` and ``WAITING`` stand for jobs in these states."""
-SIMULATIONS = ("/what-if/result?horizon=2592000s", "/clusters/delft-1/drain/result")
+SIMULATIONS = ("/forecast/what-if/result?horizon=2592000s", "/clusters/delft-1/drain/result")
 """Pages of which a child process computes the results."""
 PAGE_BUDGETS_MS = {"large": 20.0, "wide": 120.0}
 BUDGETS = {"first_paint_ms": 1000}

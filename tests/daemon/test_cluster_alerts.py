@@ -162,7 +162,7 @@ async def absence_causes(clusters: list[ClusterStatus], **rejections: Rejection)
     return {alert.cluster: alert.cause async for alert in checks(200.0) if alert.kind is AlertKind.AGENT_AWAY}
 
 
-async def test_agents_lost_together_in_all_sites_have_network_of_daemon_as_cause() -> None:
+async def test_most_agents_lost_together_have_network_of_daemon_as_cause() -> None:
     lost = lost_clusters("delft-1", "leiden-1", "leiden-2", "twente-1")
     for number, cluster in enumerate(lost[:2]):
         cluster.nodes.live[format_token(7, 1, number, "aa")] = 3
@@ -170,7 +170,7 @@ async def test_agents_lost_together_in_all_sites_have_network_of_daemon_as_cause
     causes = await absence_causes([*lost, *connected_clusters("delft-2")])
     assert set(causes) == {cluster.name for cluster in lost}
     assert set(causes.values()) == {
-        "4 agents were lost within 3 s, in all 3 sites: the daemon's network is the likely cause; 1 job holds 6 nodes "
+        "4 of 5 agents were lost within 3 s: the daemon's network is the likely cause; 1 job holds 6 nodes "
         "there; all restart by 01:00 UTC, when their leases and walltimes are over"
     }
     lost[2].contact.lost_by = inf
@@ -184,18 +184,12 @@ async def test_agents_that_never_connected_to_this_daemon_have_no_common_cause()
     assert set((await absence_causes(clusters)).values()) == {NOT_YET}
 
 
-async def test_agents_lost_together_in_few_of_many_sites_have_the_network_between_as_cause() -> None:
+async def test_agents_lost_together_that_are_at_most_half_have_what_they_share_as_cause() -> None:
+    """Names of clusters do not say where they are."""
     lost = lost_clusters("delft-1", "delft-2", "leiden-1")
     causes = await absence_causes([*lost, *connected_clusters("twente-1", "breda-1", "gent-1")])
-    assert {cause.partition("; ")[0] for cause in causes.values()} == {
-        "3 agents were lost within 2 s, in 2 of 5 sites: the network between them and the daemon is the likely cause"
-    }
-
-
-async def test_agents_lost_together_in_one_site_have_its_network_or_power_as_cause() -> None:
-    causes = await absence_causes([*lost_clusters("delft-1", "delft-2", "delft-10"), *connected_clusters("leiden-1")])
     assert set(causes.values()) == {
-        "3 agents were lost within 2 s, all in the site delft: its network or its power is the likely cause; no jobs "
+        "3 of 6 agents were lost within 2 s: a network or a power supply that they share is the likely cause; no jobs "
         "have nodes there"
     }
 

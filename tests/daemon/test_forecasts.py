@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
-from koalapy.model.errors import BusyError, NotFoundError
+from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
@@ -64,6 +64,26 @@ async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
     assert forecasts.latest_forecast is None, "the simulated span was too short to reuse"
     with pytest.raises(NotFoundError):
         await forecasts.preview_drain("nowhere")
+
+
+async def test_preview_of_planned_drain_lists_jobs_that_run_at_its_begin() -> None:
+    async def work(question: Question) -> Answer:
+        return answer_what_if(question)
+
+    queries = queries_at(50.0)
+    forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
+    used = {cluster.name: sum(cluster.nodes.live.values()) for cluster in queries.grid.clusters()}
+    name = max(used, key=used.__getitem__)
+    now = await forecasts.preview_drain(name)
+    soon = await forecasts.preview_drain(name, begin=51.0)
+    assert soon.running == now.running
+    late = await forecasts.preview_drain(name, begin=5000.0, end=6000.0)
+    assert (late.running, forecasts.describe_drain(name, 5000.0).running) == ((), ()), "each walltime is 500 s"
+    assert (late.delayed, late.horizon) == ((), now.horizon + 4950.0)
+    assert forecasts.describe_drain(name, 51.0).running == now.running
+    assert queries.grid[name].planned_drains == ()
+    with pytest.raises(UsageError, match="begins too late"):
+        await forecasts.preview_drain(name, begin=3e6)
 
 
 async def test_forecast_is_reused_for_a_minute() -> None:

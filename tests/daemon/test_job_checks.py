@@ -99,7 +99,7 @@ def no_explanations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     if "walk" in request.node.name:
         explanation = Explanation(1, JobState.QUEUED, "it waits")
         monkeypatch.setattr(job_checks, "explain", lambda *_, **__: explanation)
-        monkeypatch.setattr(job_checks, "find_awaited_clusters", lambda *_: [])
+        monkeypatch.setattr(job_checks, "find_awaited_clusters", lambda *_: ([], []))
 
 
 async def find_alerts(checks: JobChecks, kind: AlertKind) -> list[Alert]:
@@ -185,12 +185,20 @@ async def test_starving_job_alert_has_cause_and_remedy_of_its_explanation() -> N
 
 
 @pytest.mark.parametrize(
-    "absence", [ClusterDrained("north", "olga", "disks"), ClusterDisconnected("north", "no agent", 1.0)]
+    "absence", [ClusterDrained("north", "olga", "disks", ends_at=1e6), ClusterDisconnected("north", "no agent", 1.0)]
 )
 async def test_job_that_waits_for_absent_cluster_has_no_starvation_alert(absence: Event) -> None:
     world, _ = grid_with_starving_job()
     world.step([absence])
     assert await starvation_alerts(world) == []
+
+
+async def test_job_that_only_a_permanently_drained_cluster_can_run_starves_by_its_drain() -> None:
+    world, _ = grid_with_starving_job()
+    world.step([ClusterDrained("north", "olga", "disks")])
+    (alert,) = await starvation_alerts(world)
+    assert alert.cause == "it cannot run without north, which is drained by olga: disks"
+    assert alert.remedy.startswith("resume it: koala clusters resume north; or ")
 
 
 async def test_job_with_room_on_other_clusters_starves_while_one_is_drained() -> None:

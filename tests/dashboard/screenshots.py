@@ -24,10 +24,10 @@ CLUSTERS = {
     "west": {"network": "127.0.33", "nodes": 16},
 }
 PAGES = (
-    "my-jobs", "queue", "clusters", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
-    "history", "what-if",
+    "my-jobs", "queue", "clusters", "timeline", "network", "maintenance", "users", "files", "history", "forecast",
+    "scheduler",
 )  # fmt: skip
-FORMS = ("/jobs/new", "/what-if", "/queue/confirm")
+FORMS = ("/jobs/new", "/forecast/what-if", "/queue/confirm")
 """Pages without updates."""
 LOOKS: dict[str, dict[str, Any]] = {
     f"{width}-{scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
@@ -92,7 +92,8 @@ def scene_pages(visitor: Visitor) -> dict[str, str]:
         "week": "/timeline?span=604800",
         "cluster": f"/clusters/{one['cluster']}",
         "timeline-table": "/timeline?table=true",
-        "what-if-answer": f"/what-if?ask=true&drain={one['cluster']}",
+        "audit": "/scheduler/audit",
+        "what-if-answer": f"/forecast/what-if?ask=true&drain={one['cluster']}",
         "confirm": "/queue/confirm?action=cancel&all=true&q=state:waiting",
     }
     for state in ("waiting", "running", "failed"):

@@ -120,7 +120,7 @@ def test_menu_has_groups_of_pages_with_counts(visitor: Any, sixty: ServedDaemon)
     visitor.page.set_viewport_size({"width": 390, "height": 800})
     assert not menu.is_visible()
     visitor.page.get_by_role("button", name="Pages").click()
-    assert menu.locator("a[href='/audit']").is_visible()
+    assert menu.locator("a[href='/maintenance']").is_visible()
 
 
 def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: ServedDaemon) -> None:
@@ -274,11 +274,12 @@ def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: Served
         "/",
         "/clusters",
         "/clusters/delft-1",
-        "/audit",
+        "/scheduler/audit",
+        "/maintenance",
         "/users?user=mallory",
         "/network",
         "/timeline",
-        "/capacity",
+        "/forecast",
     ]
     paths += [f"/queue?q=user:mallory+state:any{columns}", "/queue/confirm?action=cancel&all=true&q=user:mallory"]
     paths += [f"/jobs/{job}" for job in jobs] + [f"/jobs/new?from={jobs[4]}"]
@@ -286,8 +287,8 @@ def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: Served
         visitor.page.goto(path)
         assert visitor.page.evaluate(COUNT_INJECTED) == 0, path
         assert visitor.page.locator("h1").count() == 1, path
-    for path in ("/queue", "/clusters", "/audit", "/files", "/users"):
-        name = {"/audit": "target", "/files": "name"}.get(path, "q")
+    for path in ("/queue", "/clusters", "/scheduler/audit", "/files", "/users"):
+        name = {"/scheduler/audit": "target", "/files": "name"}.get(path, "q")
         for text in (PAYLOADS[1], every[:190]):
             visitor.page.goto(f"{path}?{name}=" + visitor.page.evaluate("encodeURIComponent", text))
             assert visitor.page.evaluate(COUNT_INJECTED) == 0, (path, text)

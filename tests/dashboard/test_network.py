@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from koalapy.dashboard.pages.network import STEPS, choose_shade, coallocated_jobs, map_link
-from koalapy.dashboard.pictures import BAR_WIDTH, MAX_SQUARES, NodeCounts, Point, bar, node_grid, series
+from koalapy.dashboard.pictures import BAR_WIDTH, bar
 from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.model.cluster import Link
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
@@ -43,7 +43,7 @@ def test_link_page_measures_link_and_shows_result(visit: Visit, grid: EmbeddedGr
     page.get_by_role("button", name="Measure it now").click()
     page.locator("section[aria-label=History] tbody tr").first.wait_for()
     assert "pingpong" in page.locator("section[aria-label=History] tbody tr").first.inner_text()
-    page.locator("svg.series[aria-label^='bandwidth: 1 measured']").wait_for()
+    page.locator("section[aria-label=Bandwidth] svg.small-chart").wait_for()
     cell = visitor.open("/network").locator("#from-north td").nth(1)
     assert re.search(r"MB/s[\s\S]*ms", cell.inner_text())
     assert re.search(r"\bstep[1-5]\b", cell.get_attribute("class") or "")
@@ -66,19 +66,7 @@ def test_choose_shade_of_extreme_bandwidths_is_valid(low: float) -> None:
     assert choose_shade(5e-324, 5e-324, 5e-324) == STEPS
 
 
-def test_node_grid_of_large_cluster_limits_squares() -> None:
-    picture = node_grid(NodeCounts(running=10 * MAX_SQUARES, down=1), stale=True)
-    assert picture.count("<rect") <= MAX_SQUARES + 5
-    assert picture.count('class="down"') == 1
-    assert 'aria-label="5120 running, 1 down; a square is 11 nodes, as last reported"' in picture
-
-
-def test_series_escapes_texts_and_has_no_nan() -> None:
-    picture = series([Point(0.0, 0.0), Point(60.0, 5e6)], "<b>", lambda value: f"<{value:g}>")
-    assert "<b>" not in picture
-    assert "&lt;5e+06&gt;" in picture
-    assert "nan" not in series([Point(1.0, 0.0)], "flat", format_rate)
-    assert series([], "nothing", format_rate) == ""
+def test_bar_without_maximum_is_empty() -> None:
     assert (bar(5, 0).count("<rect"), f'width="{BAR_WIDTH}.0"' in bar(9, 3)) == (1, True)
 
 

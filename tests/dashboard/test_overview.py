@@ -44,7 +44,7 @@ def test_alerts_with_one_cause_are_one_group(scene: ServedDaemon) -> None:
     (group,) = [group for group in view["groups"] if group["alert"]["kind"] == "agent-away"]
     assert group["alert"]["summary"] == "6 clusters are unreachable: their agents are not connected"
     assert len(group["alerts"]) == 6
-    assert group["alert"]["cause"].startswith("6 agents were lost within 4 s, in 6 of 10 sites: the daemon's network")
+    assert group["alert"]["cause"].startswith("6 of 10 agents were lost within 4 s: the daemon's network is the likely")
     assert group["alert"]["since"] == min(row["alert"]["since"] for row in group["alerts"])
 
 
@@ -231,3 +231,17 @@ def test_timeline_draws_load_with_gaps() -> None:
     assert 'd="M0 0V25H10V50H20V0ZM30 0V100H40V0Z"' in picture
     assert 'viewBox="5.00 0 35.00 100"' in picture, "the picture begins within the first period"
     assert "local users on &lt;north&gt;: 25 to 100 %, last known 100 %" in picture
+
+
+def test_overview_estimates_start_of_job_of_given_size(scene: ServedDaemon) -> None:
+    assert scene.http.get("/now.json").json()["start"] is None
+    many = scene.http.get("/now.json?nodes=1000000").json()["start"]
+    assert (many["at_once"], many["expected"]) == (False, None)
+    assert many["reason"].startswith("the clusters have")
+
+
+def test_users_have_node_hours_and_shares_of_day_and_month(scene: ServedDaemon) -> None:
+    users = scene.http.get("/users.json").json()["users"]
+    for span in ("day", "month"):
+        assert sum(user[f"{span}_hours"] for user in users) > 0
+        assert sum(user[f"{span}_share"] for user in users) == pytest.approx(100)

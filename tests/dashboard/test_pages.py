@@ -26,14 +26,14 @@ def clients(daemon: ServedDaemon) -> Iterator[dict[str, httpx2.Client]]:
 def list_paths(client: httpx2.Client) -> list[str]:
     """Return the paths of the navigation, and those of a cluster and a link."""
     paths = re.findall(r'<a href="(/[^"]*)" data-key', client.get("/").text)
-    return [*paths, "/clusters/north", "/network/north/south", "/capacity?priority=high"]
+    return [*paths, "/clusters/north", "/network/north/south", "/forecast?priority=high"]
 
 
 @pytest.mark.parametrize("role", ["user", "operator", "admin"])
 def test_page_is_served_as_html_stream_and_json(clients: dict[str, httpx2.Client], role: str) -> None:
     client = clients[role]
     paths = list_paths(client)
-    assert {"/", "/clusters", "/capacity", "/network"} <= set(paths)
+    assert {"/", "/clusters", "/forecast", "/network"} <= set(paths)
     for path in paths:
         page = client.get(path)
         assert (page.status_code, "<!doctype html>" in page.text) == (200, True), path
@@ -81,6 +81,17 @@ def test_page_network_shows_the_map_above_the_links(clients: dict[str, httpx2.Cl
     assert 0 < page.index('<svg class="map"') < page.index('<table class="heat"')
 
 
+def test_former_address_redirects_with_its_query(clients: dict[str, httpx2.Client]) -> None:
+    for old, new in {
+        "/capacity?priority=high": "/forecast?priority=high",
+        "/what-if?drain=north": "/forecast/what-if?drain=north",
+        "/audit.json?user=ada": "/scheduler/audit.json?user=ada",
+        "/map": "/network",
+    }.items():
+        answer = clients["user"].get(old, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (308, new)
+
+
 def test_page_with_invalid_parameter_returns_422(clients: dict[str, httpx2.Client]) -> None:
-    for path in ("/capacity?priority=urgent", "/capacity?q=1", "/clusters?x=1"):
+    for path in ("/forecast?priority=urgent", "/forecast?q=1", "/clusters?x=1"):
         assert clients["user"].get(path).status_code == 422

@@ -99,20 +99,20 @@ def test_pages_list_changes_of_job_cluster_and_user_for_operators_only(
 def test_audit_page_is_filtered_and_newest_first(daemon: ServedDaemon, root: Person) -> None:
     rejection = daemon.http.post("/api/v1/jobs/999/cancel")
     assert rejection.status_code == 404
-    newest = root.get_json("/audit.json")["entries"]
+    newest = root.get_json("/scheduler/audit.json")["entries"]
     assert [entry["id"] for entry in newest] == sorted((entry["id"] for entry in newest), reverse=True)
-    (entry,) = root.get_json("/audit.json", target="job 999", outcome="refused", since="3600")["entries"]
+    (entry,) = root.get_json("/scheduler/audit.json", target="job 999", outcome="refused", since="3600")["entries"]
     assert entry["action"] == "cancel_job"
-    first = root.get_json("/audit.json", limit=1)
-    second = root.get_json(first["table"]["next"].replace("/audit?", "/audit.json?"))
+    first = root.get_json("/scheduler/audit.json", limit=1)
+    second = root.get_json(first["table"]["next"].replace("/scheduler/audit?", "/scheduler/audit.json?"))
     assert second["entries"][0]["id"] < first["entries"][0]["id"]
-    oldest = root.get_json("/audit.json", sort="time", limit=2)
-    assert oldest["entries"] == root.get_json("/audit.json", sort="time", limit=200)["entries"][:2]
-    following = root.get_json(oldest["table"]["next"].replace("/audit?", "/audit.json?"))["entries"]
+    oldest = root.get_json("/scheduler/audit.json", sort="time", limit=2)
+    assert oldest["entries"] == root.get_json("/scheduler/audit.json", sort="time", limit=200)["entries"][:2]
+    following = root.get_json(oldest["table"]["next"].replace("/scheduler/audit?", "/scheduler/audit.json?"))["entries"]
     assert following[0]["id"] > oldest["entries"][1]["id"]
-    assert root.http.get("/audit.csv?columns=action&target=job+999").text == "action\ncancel_job\n"
-    assert 'value="job 999"' in root.get_page("/audit?target=job+999")
-    assert root.http.get("/audit?outcome=well").status_code == 422
+    assert root.http.get("/scheduler/audit.csv?columns=action&target=job+999").text == "action\ncancel_job\n"
+    assert 'value="job 999"' in root.get_page("/scheduler/audit?target=job+999")
+    assert root.http.get("/scheduler/audit?outcome=well").status_code == 422
 
 
 def test_files_page_shows_bundles_to_owner(daemon: ServedDaemon, alice: Person, root: Person) -> None:

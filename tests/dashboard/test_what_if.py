@@ -6,7 +6,7 @@ import httpx2
 import psutil
 import pytest
 
-from koalapy.dashboard.pages.what_if import lines_of, outcomes_of
+from koalapy.dashboard.pages.forecast import lines_of, result_of
 from koalapy.dashboard.pictures import BAR_WIDTH, interval
 from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
@@ -42,8 +42,8 @@ def test_lines_of_answer_are_waiting_jobs_by_start() -> None:
     lines = lines_of(answer)
     assert [line.job for line in lines] == [4, 2, 3]
     assert [line.is_changed_too for line in lines] == [True, True, False]
-    assert [(outcome.name, outcome.never) for outcome in outcomes_of(answer)] == [("current", 1), ("changed", 1)]
-    assert [outcome.name for outcome in outcomes_of(Answer(current, None))] == ["current"]
+    assert [(name, never) for name, _, never in result_of(answer).outcomes] == [("current", 1), ("changed", 1)]
+    assert [name for name, _, _ in result_of(Answer(current, None)).outcomes] == ["current"]
 
 
 @pytest.mark.parametrize(("bounds", "maximum"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])
@@ -58,7 +58,7 @@ def test_what_if_page_simulates_changes(visit: Visit, grid: EmbeddedGrid) -> Non
     first = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold, walltime=600)
     grid.wait_for_state(first, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true", walltime=600)
-    page = visit().open("/what-if", live=False)
+    page = visit().open("/forecast/what-if", live=False)
     assert page.locator("section").count() == 0, "no simulation before the first request"
     page.get_by_role("button", name="Simulate").click()
     row = page.locator("section[aria-label=Jobs] tbody tr")
@@ -125,7 +125,7 @@ def test_simulation_of_left_page_is_killed(grid: EmbeddedGrid) -> None:
 
 def test_what_if_page_with_invalid_input_is_rejected(daemon: ServedDaemon) -> None:
     def ask(query: str) -> httpx2.Response:
-        return daemon.http.get(f"/what-if?{query}", headers={"Accept": "text/html"})
+        return daemon.http.get(f"/forecast/what-if?{query}", headers={"Accept": "text/html"})
 
     for query, text in {
         "drain=nowhere": "nowhere",
@@ -149,6 +149,6 @@ def test_what_if_page_with_invalid_input_is_rejected(daemon: ServedDaemon) -> No
 def test_simulation_pages_need_operator_role(daemon: ServedDaemon) -> None:
     headers = {"Authorization": f"Bearer {create_token(daemon, 'somebody', 'user')}", "Accept": "text/html"}
     with httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0) as user:
-        for path in ("/what-if", "/what-if.json?ask=true"):
+        for path in ("/forecast/what-if", "/forecast/what-if.json?ask=true"):
             assert user.get(path).status_code == 403
-        assert 'href="/what-if"' not in user.get("/").text
+        assert "/forecast/what-if" not in user.get("/forecast").text

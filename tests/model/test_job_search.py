@@ -87,7 +87,7 @@ def test_search_finds_matching_jobs(text: str, ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "says", "way_out"),
     [
-        ("wave", "wave is not a word of a filter", "name:wave"),
+        ("wa/ve", "wa/ve is not a word of a filter", "name:wa/ve"),
         ("usr:alice", "there is no usr in filters", "did you mean user?"),
         ("state:waitng", "there is no state waitng", "did you mean waiting?"),
         ("priority:urgent", "there is no priority urgent", "known: high, low"),

@@ -33,9 +33,10 @@ MAY_GROW = (
     "Scheduler._state.owner_use",
     "Scheduler._state.experience",
     "Scheduler._cycle._knowledge._waits",
+    "Scheduler._queues.promises._past",
     "Scheduler._queues._requests",
 )
-"""Containers of files, network, users and programs, and bounded ones of touches, waits and requests."""
+"""Containers of files, network, users and programs, and bounded ones of touches, waits, past starts and requests."""
 MAY_NAME = (
     "Scheduler._state.timers",
     "Scheduler._queues.plan._placed",

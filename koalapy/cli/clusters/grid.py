@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, NamedTuple
 
@@ -142,18 +143,17 @@ def drain_cluster(
     Before a planned begin (--from), jobs are placed there only if their walltime ends in time. On a terminal it asks
     for the reason if none is given.
     """
-    refuse_together(**{"dry-run": dry_run, "from": bool(begin)})
-    refuse_together(**{"dry-run": dry_run, "until": bool(end)})
+    times = Json({key: with_time_zone(text) for key, text in (("begin", begin), ("end", end)) if text})
     path = f"/api/v1/clusters/{in_path(name)}/drain"
     if dry_run:
         if not as_json:
-            print(_format_facts(daemon.client().get(path, simulate="false"), requeue=requeue), flush=True)
+            facts = daemon.client().get(path, simulate="false", **times)
+            print(_format_facts(facts, requeue=requeue, is_planned=bool(begin)), flush=True)
         with waiting_for("simulates"):
-            preview = daemon.client().get(path, patient=True)
-        print_answer(preview, as_json, _format_delays)
+            preview = daemon.client().get(path, patient=True, **times)
+        print_answer(preview, as_json, partial(_format_delays, is_planned=bool(begin)))
         return
-    order = Json({"requeue": True} if requeue else {})
-    order |= {key: with_time_zone(text) for key, text in (("begin", begin), ("end", end)) if text}
+    order = Json({"requeue": True} if requeue else {}) | times
     cluster = ReasonPrompt(daemon.client(), reason).post(path, order)
     print_answer(cluster, as_json, _format_planned if begin and cluster["planned_drains"] else _format_drained)
 
@@ -174,11 +174,12 @@ def _format_planned(cluster: Json) -> str:
     return f"cluster {cluster['name']} will be drained {', '.join(drains)} UTC"
 
 
-def _format_facts(preview: Json, *, requeue: bool) -> str:
+def _format_facts(preview: Json, *, requeue: bool, is_planned: bool) -> str:
     """Return what is known of a drain without a simulation: jobs that run there, and jobs that name the cluster."""
     name, running, bound = preview["cluster"], preview["running"], preview["bound"]
     effect = "would stop and queue again" if requeue else "would continue there"
-    parts = [f"Nothing was changed. {_count_jobs(len(running))} on {name} {effect}."]
+    until_then = " that may run until then" if is_planned else ""
+    parts = [f"Nothing was changed. {_count_jobs(len(running))} on {name}{until_then} {effect}."]
     if running:
         ends = ["no limit" if job["ends_within"] is None else format_duration(job["ends_within"]) for job in running]
         rows = [[job["job"], job["owner"], job["nodes"], end] for job, end in zip(running, ends, strict=True)]
@@ -187,21 +188,23 @@ def _format_facts(preview: Json, *, requeue: bool) -> str:
         parts.append(
             f"{_count_jobs(len(bound))} in the queue would wait until {name} is resumed: it is named in the job."
         )
-        parts.append(
-            _format_jobs(("JOB", "USER", "NODES"), [[job["job"], job["owner"], job["nodes"]] for job in bound])
-        )
+        parts.append(_format_places(bound))
     if requeue and running:
         parts.append("The simulation does not include the second start of stopped jobs.")
     return "\n\n".join([*parts, ""])
 
 
-def _format_delays(preview: Json) -> str:
-    """Return the waiting jobs that would start later in a simulation."""
+def _format_delays(preview: Json, *, is_planned: bool) -> str:
+    """Return the jobs that would run there at a planned begin, and those that would start later in a simulation."""
     from koalapy.cli.jobs.explain import format_interval
 
     delayed, span = preview["delayed"], f"{preview['horizon'] / 3600:.0f} hours"
     counted = f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later"
     parts = [f"{counted}, as simulated for the next {span}."]
+    if is_planned and (running := preview["running"]):
+        parts = [f"{_count_jobs(len(running))} would run there at the begin, in most simulations."]
+        parts.append(_format_places(running))
+        parts.append(f"{counted}, as simulated for the next {span}.")
     rows = []
     for job in delayed:
         changed = format_interval(job["changed"]) if job["changed"] else f"not within {span}"
@@ -210,6 +213,11 @@ def _format_delays(preview: Json) -> str:
         parts.append(_format_jobs(("JOB", "USER", "STARTS IN", "AFTER THE DRAIN"), rows))
     parts += [f"Note: {preview['note']}."] if preview["note"] else []
     return "\n\n".join(parts)
+
+
+def _format_places(jobs: Sequence[Json]) -> str:
+    """Return a table of jobs with nodes on a cluster."""
+    return _format_jobs(("JOB", "USER", "NODES"), [[job["job"], job["owner"], job["nodes"]] for job in jobs])
 
 
 def _format_jobs(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

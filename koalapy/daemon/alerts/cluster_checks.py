@@ -1,6 +1,5 @@
 """Checks of clusters: agents, resource managers, disks, versions, and jobs that fail as soon as they start."""
 
-import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -161,27 +160,17 @@ class ClusterChecks:
         )
 
 
-def site_of(cluster: ClusterName) -> str:
-    """Return the site of a cluster: its name without a number at the end, ``delft`` of ``delft-2``."""
-    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
-
-
 def describe_common_loss(
     lost: Collection[ClusterStatus], clusters: Collection[ClusterStatus], now: float
 ) -> CommonLoss:
     """Return the likely cause of the loss of several agents within seconds, with what is at stake, and its remedy."""
     times = [cluster.contact.last_heard or 0.0 for cluster in lost]
-    sites, all_sites = ({site_of(cluster.name) for cluster in some} for some in (lost, clusters))
-    what = f"{len(lost)} agents were lost within {max(1, ceil(max(times) - min(times)))} s"
-    if len(sites) == 1 and len(all_sites) > 1:
-        (site,) = sites
-        what += f", all in the site {site}: its network or its power is the likely cause"
-        remedy = f"ask the site {site} about its network and its power"
-    else:
-        where = f"all {len(sites)} sites" if sites == all_sites else f"{len(sites)} of {len(all_sites)} sites"
-        cause = "the daemon's network" if 2 * len(sites) > len(all_sites) else "the network between them and the daemon"
-        what += f", in {where}: {cause} is the likely cause"
+    number = "all" if len(lost) == len(clusters) else f"{len(lost)} of {len(clusters)}"
+    cause, remedy = "a network or a power supply that they share is the likely cause", "ask their sites about these"
+    if 2 * len(lost) > len(clusters):
+        cause = "the daemon's network is the likely cause"
         remedy = "look at the network of the daemon's host: its routes and firewall, and whether head nodes reach it"
+    what = f"{number} agents were lost within {max(1, ceil(max(times) - min(times)))} s: {cause}"
     jobs = {parse_token(token).job for cluster in lost for token in cluster.nodes.live}
     if not jobs:
         return f"{what}; no jobs have nodes there", remedy

@@ -12,6 +12,7 @@ from sortedcontainers import SortedList
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain, find_awaited_clusters
 from koalapy.system.event_loop import iterate_in_slices
@@ -91,9 +92,12 @@ class JobChecks:
             if waiting is None or _wait_of(waiting) != (since, ident):
                 continue
             overtaking_jobs = [other for other in self._active.values() if _has_overtaken(other, waiting, since)]
-            if overtaking_jobs and not find_awaited_clusters(self._queries, waiting):
+            if not overtaking_jobs:
+                continue
+            awaited, drained = find_awaited_clusters(self._queries, waiting)
+            if drained or not awaited:
                 starving += 1
-                yield self._starving_alert(waiting, since, overtaking_jobs, now)
+                yield self._starving_alert(waiting, since, overtaking_jobs, drained, now)
         for alert in self._flood_alerts(now):
             yield alert
 
@@ -118,11 +122,23 @@ class JobChecks:
             user=job.spec.owner,
         )
 
-    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job], now: float) -> Alert:
-        """Return the alert for a job that waits ``since`` a time, while later ones got nodes."""
+    def _starving_alert(
+        self, job: Job, since: float, overtaking_jobs: list[Job], drained: list[ClusterName], now: float
+    ) -> Alert:
+        """Return the alert for a job that waits ``since`` a time, while later ones got nodes.
+
+        ``drained``: clusters that are drained without an end, without which the job cannot run.
+        """
         later = f"{len(overtaking_jobs)} later {'job' if len(overtaking_jobs) == 1 else 'jobs'}"
         explanation = explain(self._queries, job, (), now, high_priority_allowed=False)
-        ways = [f"it starts with {event}" for event in explanation.suffices[:1]]
+        cause, ways = explanation.headline, [f"it starts with {event}" for event in explanation.suffices[:1]]
+        if drained:
+            cause = "; ".join(
+                f"it cannot run without {name}, which is drained {drain.author}"
+                for name in drained
+                if (drain := self._queries.grid[name].drained) is not None
+            )
+            ways = [f"resume it: koala clusters resume {name}" for name in drained]
         if (change := explanation.smallest_change) is not None and change.field:
             ways.append(change.text)
         return Alert(
@@ -130,7 +146,7 @@ class JobChecks:
             Severity.WARNING,
             f"job {job.id}",
             f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
-            explanation.headline,
+            cause,
             "; or ".join([*ways, "see what it waits for"]) + f": koala explain {job.id}",
             since,
             job=job.id,

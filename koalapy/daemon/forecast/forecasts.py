@@ -1,7 +1,7 @@
 """Forecast when waiting jobs start and end, as things are or with a change, by simulation in a child process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -10,7 +10,7 @@ import structlog
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.model.cluster import check_cluster
 from koalapy.model.dependency import Clause
-from koalapy.model.errors import BusyError
+from koalapy.model.errors import BusyError, UsageError
 from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
@@ -100,11 +100,14 @@ class DelayedJob:
 
 @dataclass(frozen=True, slots=True)
 class DrainPreview:
-    """The expected effect of draining a cluster now."""
+    """The expected effect of draining a cluster, now or in a time to come."""
 
     cluster: ClusterName
     running: tuple[JobThere, ...]
-    """Jobs with nodes there, which continue; a drain that requeues stops them."""
+    """Jobs with nodes there at the begin, which continue; a drain that requeues stops them.
+
+    Without a simulation of a later begin, the jobs there now that may run until then.
+    """
     bound: tuple[JobThere, ...]
     """Waiting jobs that request the cluster by name, so that they do not start before it is resumed."""
     waiting: int
@@ -154,8 +157,11 @@ class Forecasts:
         """Raise ``UsageError`` or ``NotFoundError`` if a change is impossible now."""
         change.check(moment_of(self._queries, self._people, self._clock()), self._queries.policies)
 
-    def describe_drain(self, cluster: ClusterName) -> DrainPreview:
-        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster."""
+    def describe_drain(self, cluster: ClusterName, begin: float | None = None) -> DrainPreview:
+        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster.
+
+        ``begin`` is in seconds since the epoch; None: now.
+        """
         check_cluster(cluster, [status.name for status in self._queries.grid.clusters()])
         now, running, bound, waiting = self._clock(), dict[JobId, JobThere](), list[JobThere](), 0
         for token, nodes in self._queries.grid[cluster].nodes.live.items():
@@ -170,16 +176,37 @@ class Forecasts:
                     bound.append(JobThere(job.id, job.spec.owner, nodes))
         return DrainPreview(
             cluster,
-            tuple(running[ident] for ident in sorted(running)),
+            tuple(
+                running[ident]
+                for ident in sorted(running)
+                if begin is None or (within := running[ident].ends_within) is None or now + within > begin
+            ),
             tuple(sorted(bound, key=lambda there: there.job)),
             waiting,
         )
 
-    async def preview_drain(self, cluster: ClusterName, report: Report = ignore_progress) -> DrainPreview:
-        """Simulate the drain of a cluster. Raise the errors of ``what_if``."""
-        preview = self.describe_drain(cluster)
-        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S, report, PREVIEW_DRAWS)
+    async def preview_drain(
+        self,
+        cluster: ClusterName,
+        report: Report = ignore_progress,
+        begin: float | None = None,
+        end: float | None = None,
+    ) -> DrainPreview:
+        """Simulate the drain of a cluster from ``begin`` (None: now) to ``end`` (None: until it is resumed).
+
+        Raise the errors of ``what_if``, and ``UsageError`` if it begins too late.
+        """
+        ahead = max(0.0, (begin or 0.0) - self._clock())
+        if ahead + PREVIEW_HORIZON_S > HORIZON:
+            hint = f"at most {HORIZON / 86_400:.0f} days are simulated; ask again later"
+            raise UsageError("the drain begins too late to simulate it", field="begin", value=begin, hint=hint)
+        begin = begin if ahead else None
+        preview = self.describe_drain(cluster, begin)
+        change = Change(drain=(cluster,), begin=begin, end=end)
+        answer = await self.what_if(change, ahead + PREVIEW_HORIZON_S, report, PREVIEW_DRAWS)
         assert answer.changed is not None
+        if begin is not None:
+            preview = replace(preview, running=self._list_there(answer.changed.there))
         changed_starts = {expected.job: expected.starts for expected in answer.changed.jobs}
         delays: list[tuple[float, DelayedJob]] = []
         for expected in answer.as_it_is.jobs:
@@ -193,6 +220,13 @@ class Forecasts:
             delayed=tuple(delayed for _, delayed in sorted(delays, key=lambda pair: (-pair[0], pair[1].job))),
             horizon=min(answer.as_it_is.horizon, answer.changed.horizon),
             note=answer.changed.note or answer.as_it_is.note,
+        )
+
+    def _list_there(self, nodes: Mapping[JobId, int]) -> tuple[JobThere, ...]:
+        """Return unfinished jobs with their nodes, by number, without tasks that are still to be started."""
+        jobs = [job for ident in sorted(nodes) if (job := self._queries.unfinished(ident)) is not None]
+        return tuple(
+            JobThere(job.id, job.spec.owner, nodes[job.id], _remaining_walltime(job, self._clock())) for job in jobs
         )
 
     async def forecast_job(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:

@@ -5,7 +5,7 @@ remain when the jobs are removed.
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -33,6 +33,7 @@ from koalapy.model.history import (
 )
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.model.times import parse_moment
 from koalapy.store.history import HistoryStore
@@ -173,6 +174,21 @@ class History:
     async def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return the number of ended jobs by slot and final state; see ``HistoryStore.count_outcomes``."""
         return await query(self._store.count_outcomes, since, slot_s)
+
+    async def read_node_hours(self, seconds: float) -> Counter[str]:
+        """Return the node-hours of each user in the last seconds, with those of active jobs."""
+        now = self._clock()
+        since, hours = now - seconds, Counter[str]()
+        active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
+        uses = [
+            NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
+            for job in active
+            for one in (job.attempt.components if job.attempt else ())
+            if one.claimed_at is not None
+        ]
+        for use in [*await query(self._store.node_use, since), *uses]:
+            hours[use.owner] += use.nodes * max(0.0, use.end - max(use.start, since)) / 3600  # type: ignore[assignment]
+        return hours
 
     async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -10,23 +11,24 @@ from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
 from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.rendering import render_time, state_badge, with_query
+from koalapy.dashboard.rendering import state_badge, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
     TableView,
     invalid_position,
-    iso_time,
     link,
     make_view,
     parse_position,
     sort_of,
+    time_column,
     write_position,
 )
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.identity import Identity, Role
 
+PATH = "/scheduler/audit"
 SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
 
 Target = Annotated[fields.Text, Query(max_length=200, description="only actions on this target, such as job 7")]
@@ -81,29 +83,26 @@ def _outcome_cell(entry: AuditEntry, now: float) -> str:
 
 
 def _actor_cell(entry: AuditEntry, now: float) -> str:
-    return link(with_query("/audit", user=entry.actor), entry.actor) if entry.actor else ""
+    return link(with_query(PATH, user=entry.actor), entry.actor) if entry.actor else ""
+
+
+def _action_cell(entry: AuditEntry, now: float) -> str:
+    return link(with_query(PATH, action=entry.action), entry.action.replace("_", " "))
 
 
 AUDIT: TableDefinition[AuditEntry] = TableDefinition(
     "entries",
     (
-        Column("time", "Time", lambda entry: iso_time(entry.at), lambda entry, _: render_time(entry.at), "nowrap"),
-        Column("user", "User", lambda entry: entry.actor, _actor_cell, is_sortable=False),
-        Column("role", "Role", lambda entry: entry.role, is_sortable=False),
-        Column(
-            "action",
-            "Action",
-            lambda entry: entry.action,
-            lambda entry, _: link(with_query("/audit", action=entry.action), entry.action.replace("_", " ")),
-            "nowrap",
-            is_sortable=False,
-        ),
-        Column("target", "Target", lambda entry: entry.target, style="said", is_sortable=False),
-        Column("outcome", "Outcome", lambda entry: entry.outcome, _outcome_cell, is_sortable=False),
-        Column("detail", "Detail", lambda entry: entry.detail, style="said", is_sortable=False),
-        Column("address", "Address", lambda entry: entry.address, is_sortable=False),
-        Column("how", "Authenticated by", lambda entry: entry.how, is_sortable=False),
-        Column("times", "Count", lambda entry: entry.times, style="number", is_optional=True, is_sortable=False),
+        time_column("time", "Time", "at"),
+        Column("user", "User", attrgetter("actor"), _actor_cell, is_sortable=False),
+        Column("role", "Role", is_sortable=False),
+        Column("action", "Action", html=_action_cell, style="nowrap", is_sortable=False),
+        Column("target", "Target", style="said", is_sortable=False),
+        Column("outcome", "Outcome", html=_outcome_cell, is_sortable=False),
+        Column("detail", "Detail", style="said", is_sortable=False),
+        Column("address", "Address", is_sortable=False),
+        Column("how", "Authenticated by", is_sortable=False),
+        Column("times", "Count", style="number", is_optional=True, is_sortable=False),
     ),
     "-time",
     ident=lambda entry: f"entry-{entry.id}",
@@ -113,9 +112,7 @@ AUDIT: TableDefinition[AuditEntry] = TableDefinition(
 def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
     """Add the page of recorded actions and rejected requests, for administrators."""
 
-    @dashboard.page(
-        "/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN, table=AUDIT
-    )
+    @dashboard.page(PATH, "audit.html", operation="list_audit", title="Audit", table=AUDIT)
     async def audit(
         table: TableParameters,
         user: Actor = "",
@@ -142,7 +139,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         shown = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
         after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
-        view = make_view(AUDIT, table, "/audit", page_filter, shown=len(shown), total=None, next_after=after)
+        view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=after)
         return AuditPageView(shown, view, user, action, target, outcome, since, SPANS)
 
 

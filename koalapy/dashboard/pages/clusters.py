@@ -1,26 +1,23 @@
 """The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
-from itertools import islice
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, may_see_errors
+from koalapy.api.clusters import Name, may_see_errors
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
-from koalapy.daemon.jobs.history import History
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
-from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate, parse_body
+from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
 from koalapy.dashboard.pages.timeline import active_components, make_bars
-from koalapy.dashboard.pictures import NodeCounts, Point
+from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
     ClusterRow,
@@ -36,7 +33,7 @@ from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Val
 from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
-from koalapy.model.history import Kind, PastComponent, Step
+from koalapy.model.history import PastComponent
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmCalls, Versions
@@ -44,15 +41,12 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import may_see_all_of
 
-MAX_COMPONENTS_SHOWN = 100
 MAX_NODES_SHOWN = 24
 TIMELINE_S = 6 * 3600.0
 """Span of the timeline of a cluster's page."""
 MAX_BARS = 200
 MAX_ERRORS = 20
-USE_DAYS = 30
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
 
@@ -66,19 +60,6 @@ class ClustersView:
     table: TableView
     nodes: NodeCounts
     """Nodes of all clusters that match."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterComponent:
-    """A component that has nodes on a cluster, or has asked the resource manager for them."""
-
-    job: int
-    rank: int
-    size: int
-    state: str
-    owner: str
-    """Empty if the caller may not see it."""
-    claimed_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +102,12 @@ class ClusterPage:
     reported_at: float | None
     """Time of the agent's last report of calls."""
     disks: Sequence[Disk]
-    components: Sequence[ClusterComponent]
-    component_count: int
-    """Number of components including those that are not shown."""
     nodes: Sequence[NodeRow]
     """Groups of equal nodes, those that are down before others; a page of their own has all nodes."""
     node_table: TableView
     known_nodes: KnownNodes
     timeline: Timeline
     """The last hours."""
-    use: Sequence[Point]
-    """The part of its nodes that jobs had, in percent, by day."""
     errors: Sequence[PastComponent]
     """The last components that ended early, the newest first; only operators see why, which may be a user's data."""
     profile: ClusterProfile
@@ -169,19 +145,6 @@ def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
     ]
 
 
-def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) -> Iterator[ClusterComponent]:
-    """Yield the components that have nodes on a cluster, up to a limit.
-
-    The owner is empty for callers that may not see it.
-    """
-    for token, size in islice(cluster.nodes.live.items(), MAX_COMPONENTS_SHOWN):
-        job_and_component = queries.find(token)
-        if job_and_component is not None:
-            job, component = job_and_component
-            owner = job.spec.owner if may_see_all_of(caller, job) else ""
-            yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
-
-
 async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Queries, now: float) -> Timeline:
     """Return the components and the local load of a cluster in the last hours."""
     ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, cluster.name)
@@ -196,16 +159,6 @@ async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Qu
         [TimelineLane(cluster.name, max(1, cluster.last_report.total), bars, load=load)],
         complete_since=max(0.0, ended.complete_since),
     )
-
-
-async def _read_daily_use(history: History, cluster: ClusterName) -> list[Point]:
-    """Return the part of a cluster's nodes that jobs had, in percent, by day."""
-    table = await history.read_table(Kind.CLUSTER, Step.DAY, history.make_span(None, None, USE_DAYS), cluster)
-    return [
-        Point((line.start - date(1970, 1, 1)).days * 86_400.0, 100 * line.utilisation)
-        for line in table.lines
-        if line.utilisation is not None
-    ]
 
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -264,7 +217,6 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         timeline = await _read_timeline(services, status, queries, now)
-        use = await _read_daily_use(services.history, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
         nodes_path = f"{cluster_path(name)}/nodes"
@@ -289,13 +241,10 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             calls=visible_calls(status, caller),
             reported_at=status.reported_at,
             disks=status.last_report.disks,
-            components=list(components_on(status, queries, caller)),
-            component_count=len(status.nodes.live),
             nodes=nodes,
             node_table=node_table,
             known_nodes=replace(known, nodes=()),
             timeline=timeline,
-            use=use,
             errors=[one if is_operator else replace(one, error="") for one in failed],
             profile=status.profile,
             speed=status.speed,
@@ -326,20 +275,6 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
         """Return the simulation of a drain."""
         services.jobs.get_cluster(name)
         return partial(services.forecasts.preview_drain, name)
-
-    @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
-    async def drain(name: Name, caller: Caller, form: SentForm) -> str:
-        given = {key: value for key in ("begin", "end") if (value := form.get(key))}
-        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
-        times = {"begin": order.begin, "end": order.end}
-        await services.jobs.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
-        return cluster_path(name)
-
-    @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
-    async def resume(name: Name, form: SentForm) -> str:
-        order = parse_body(ResumeOrder, {key: value for key in ("planned", "begin") if (value := form.get(key))})
-        await services.jobs.resume_cluster(name, planned=order.planned, begin=order.begin)
-        return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
     async def clear(name: Name, form: SentForm) -> str:

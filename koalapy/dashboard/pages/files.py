@@ -69,36 +69,19 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
     "replicas",
     (
         Column(
-            "name",
-            "Logical file",
-            lambda one: one.name,
-            lambda one, _: link(_page_of(one), one.name),
-            "said",
-            is_sortable=False,
+            "name", "Logical file", html=lambda one, _: link(_page_of(one), one.name), style="said", is_sortable=False
         ),
         Column(
-            "cluster",
-            "Cluster",
-            lambda one: one.cluster,
-            lambda one, _: link(cluster_path(one.cluster), one.cluster),
-            is_sortable=False,
+            "cluster", "Cluster", html=lambda one, _: link(cluster_path(one.cluster), one.cluster), is_sortable=False
         ),
         Column(
             "state",
             "State",
-            lambda one: one.state,
-            lambda one, _: state_badge(one.state, "usable" if one.state == "good" else "failed"),
+            html=lambda one, _: state_badge(one.state, "usable" if one.state == "good" else "failed"),
             is_sortable=False,
         ),
-        Column("size", "Size", lambda one: one.size, _size_cell, "number", is_sortable=False),
-        Column(
-            "path",
-            "Path",
-            lambda one: one.path,
-            lambda one, _: f"<code>{escape(one.path)}</code>",
-            "said",
-            is_sortable=False,
-        ),
+        Column("size", "Size", html=_size_cell, style="number", is_sortable=False),
+        Column("path", "Path", html=lambda one, _: f"<code>{escape(one.path)}</code>", style="said", is_sortable=False),
         Column(
             "verified",
             "Verified",
@@ -107,7 +90,7 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
             "nowrap",
             is_sortable=False,
         ),
-        Column("reason", "Reason", lambda one: one.reason, style="said", is_sortable=False),
+        Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "name",
     ident=lambda one: f"replica-{identifier(one.name)}-{identifier(one.cluster)}",

@@ -15,9 +15,9 @@ from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.daemon.services import Services
+from koalapy.dashboard.charts import Slot
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
-from koalapy.dashboard.pictures import Point
 from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.dashboard.rows import Survey, node_counts
 from koalapy.model.cluster import pair_of
@@ -85,10 +85,8 @@ class LinkView:
     rejection_reason: str
     """The reason why the link cannot be measured now; empty if it can."""
     measurements: Sequence[Measurement]
-    bandwidth: Sequence[Point]
-    """Measured bytes per second, oldest first."""
-    latency: Sequence[Point]
-    """Measured seconds, oldest first."""
+    slots: Sequence[Slot]
+    """Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first."""
 
 
 def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName, ClusterName], LinkDirection]:
@@ -279,6 +277,8 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
         backward=links[second, first],
         rejection_reason=network.rejection_reason((first, second)),
         measurements=measurements,
-        bandwidth=[Point(m.at, m.bandwidth) for m in conclusive if m.bandwidth is not None],
-        latency=[Point(m.at, m.latency) for m in conclusive if m.latency is not None],
+        slots=[
+            Slot(m.at, {name: value for name in ("bandwidth", "latency") if (value := getattr(m, name)) is not None})
+            for m in conclusive
+        ],
     )

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Query
 
 from koalapy.api.access import Caller
 from koalapy.api.monitoring import (
@@ -17,6 +19,7 @@ from koalapy.api.monitoring import (
     send_test,
     unmark_alerts,
 )
+from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
@@ -38,7 +41,9 @@ from koalapy.dashboard.rows import (
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.notification import Channel
+from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
 RATE_SLOTS = 3
@@ -48,6 +53,9 @@ MAX_DETAILED = 120
 MAX_DARK_TILES = 5
 """Maximum number of clusters without an agent among the others; more are listed apart."""
 TABLE_ROWS = 12
+PATIENCE_S = 2.0
+"""Time to wait for a forecast of a submission."""
+Nodes = Annotated[int | None, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
 OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 OUTCOMES_LIFETIME_S = 15.0
 """Age after which the ended jobs are counted again."""
@@ -101,6 +109,10 @@ class Overview:
     end_rate: float | None
     startup: float | None
     """Mean start-up time in seconds in the last quarter of an hour with a start; None without one."""
+    start_nodes: int | None
+    """The number of nodes of a job in the address."""
+    start: IfSubmitted | None
+    """When that job would start."""
     sort: TileSort
     tiles: Sequence[ClusterRow]
     dark: Sequence[ClusterRow]
@@ -151,13 +163,21 @@ def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmitted:
+    """Return when a job with the defaults would start, by the forecast that the form of a new job shows."""
+    total = sum(record.total for record in services.jobs.list_clusters())
+    if nodes > total:
+        return IfSubmitted(False, reason=f"the clusters have {total:,} nodes")
+    return await services.forecasts.forecast_submission(JobSpec(FlexibleRequest(nodes), owner=owner), PATIENCE_S)
+
+
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
     counted: tuple[float, list[tuple[int, str, int]]] = (-inf, [])
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
-    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
+    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE, nodes: Nodes = None) -> Overview:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
         nonlocal counted
         now = engine.clock()
@@ -189,6 +209,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             start_rate=_last_mean(slots, "started"),
             end_rate=_last_mean(slots, "ended"),
             startup=_last_mean(slots, "startup"),
+            start_nodes=nodes,
+            start=None if nodes is None else await estimate_start(services, nodes, caller.user),
             sort=sort,
             tiles=[row for row in tiles if row not in dark] if dark else tiles,
             dark=dark,

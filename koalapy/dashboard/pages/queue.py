@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Query
+from fastapi import Query, Response
+from fastapi.responses import RedirectResponse
 from pydantic import Field
 
 from koalapy.api import fields
@@ -21,6 +22,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key
+from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import JobRow, build_rows
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
@@ -40,10 +42,13 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
 from koalapy.model.job_spec import Priority
+from koalapy.model.request import ClusterName
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of, owns
 
+MAX_CLUSTERS = 20
+"""Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
 """Rows that are built before other tasks run. A row may need a call of a policy for the reason why its job waits."""
@@ -89,6 +94,8 @@ class QueueView:
     examples: Sequence[Example]
     high_priority_allowed: bool
     """Whether the caller may give jobs high priority."""
+    clusters: Sequence[ClusterName] = ()
+    """Clusters whose names have a word of the filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +231,18 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
             words=examples,
             examples=_list_examples(caller),
             high_priority_allowed=allowed,
+            clusters=[
+                cluster.name
+                for cluster in queries.grid.clusters()
+                if any(word in cluster.name.lower() for word in q.lower().split() if ":" not in word)
+            ][:MAX_CLUSTERS],
         )
+
+    @dashboard.router.get("/search", operation_id="list_jobs")
+    async def search(q: Text = "") -> Response:
+        """Redirect to the job of a number, else to the jobs that a search finds."""
+        is_number = q.strip().isascii() and q.strip().isdecimal()
+        return RedirectResponse(f"/jobs/{int(q)}" if is_number else with_query("/queue", q=q.strip()), 303)
 
 
 def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:

@@ -48,24 +48,6 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The count of one kind of event."""
-
-    what: str
-    count: int
-    meaning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementCounts:
-    """Jobs placed by a policy on one and on several clusters."""
-
-    policy: str
-    on_one: int
-    on_several: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failures:
     """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
 
@@ -106,15 +88,17 @@ class SchedulerView:
     last_round: int
     """Events of the last engine cycle."""
     timed: Sequence[Timed]
-    events: Sequence[Counted]
+    events: Mapping[str, int]
     events_refused: int
     submitted: int
-    ended: Sequence[Counted]
+    ended: Mapping[str, int]
     requeued: int
     preemptions: int
     reclaims: int
-    placements: Sequence[PlacementCounts]
-    refusals: Sequence[Counted]
+    placements: Mapping[str, tuple[int, int]]
+    """By policy, the jobs that it placed on one and on several clusters."""
+    refusals: Sequence[tuple[str, int, str]]
+    """Each kind of refusal with its count and its meaning."""
     claims: Sequence[Failures]
     database_problem: str
     database_size: int | None
@@ -191,21 +175,18 @@ def scheduler_view(engine: Engine) -> SchedulerView:
             describe_timings("Transactions", "database writes of a cycle", instruments.writes),
             describe_timings("Queries", "database reads", instruments.reads),
         ],
-        events=[Counted(_in_words(kind), count) for kind, count in rounds.events.most_common()],
+        events={_in_words(kind): count for kind, count in rounds.events.most_common()},
         events_refused=rounds.refused,
         submitted=sum(instruments.submitted.values()),
-        ended=[
-            Counted(state, sum(instruments.ended[state, priority] for priority in Priority))
-            for state in sorted(FINAL_STATES)
-        ],
+        ended={state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
         requeued=instruments.requeued,
         preemptions=instruments.preemptions,
         reclaims=instruments.reclaims,
-        placements=[
-            PlacementCounts(policy, instruments.placements[policy, False], instruments.placements[policy, True])
+        placements={
+            policy: (instruments.placements[policy, False], instruments.placements[policy, True])
             for policy in sorted({policy for policy, _ in instruments.placements})
-        ],
-        refusals=[Counted(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
+        },
+        refusals=[(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
         claims=[failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
         database_problem=engine.database.problem,
         database_size=instruments.database_size,

@@ -1,7 +1,8 @@
 """The page Users: current use, limits and tokens; users see their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 from fastapi import Query
@@ -14,7 +15,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
-from koalapy.dashboard.rendering import identifier, render_age, with_query
+from koalapy.dashboard.rendering import format_percent, identifier, render_age, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -27,6 +28,7 @@ from koalapy.dashboard.tables import (
     matches_text,
     show_rows,
 )
+from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_search import format_term
@@ -34,6 +36,8 @@ from koalapy.model.limits import ShareLine
 from koalapy.system.event_loop import iterate_in_slices
 
 JOBS_PER_SLICE = 1000
+HOURS_LIFETIME_S = 60.0
+"""Age after which node-hours are counted again."""
 MAX_TOKENS = 500
 
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and revoked tokens")]
@@ -52,6 +56,15 @@ class UserUse:
     requested_nodes: int = 0
     """Nodes that queued jobs request."""
     oldest: float | None = None
+    day_hours: float = 0.0
+    """Node-hours of the last 24 hours."""
+    day_share: float = 0.0
+    """Percent of those of all users."""
+    month_hours: float = 0.0
+    """Node-hours of the last 30 days."""
+    month_share: float = 0.0
+    target: float | None = None
+    """Percent that the weight of the user gives by fair share; None without fair shares."""
 
     def count(self, job: Job) -> None:
         """Count an unfinished job."""
@@ -109,22 +122,14 @@ def _page_of(use: UserUse) -> str:
 USERS: TableDefinition[UserUse] = TableDefinition(
     "users",
     (
-        Column("user", "User", lambda use: use.user, lambda use, _: link(_page_of(use), use.user)),
+        Column("user", "User", html=lambda use, _: link(_page_of(use), use.user)),
         Column(
             "waiting", "Waiting", lambda use: use.queued, lambda use, _: _jobs_cell(use, use.queued, "queued"), "number"
         ),
-        Column("held", "Held", lambda use: use.held, lambda use, _: _jobs_cell(use, use.held, "held"), "number"),
-        Column(
-            "active", "Active", lambda use: use.active, lambda use, _: _jobs_cell(use, use.active, "active"), "number"
-        ),
-        Column("nodes", "Nodes", lambda use: use.nodes, lambda use, _: f"{use.nodes:,}", "number"),
-        Column(
-            "requested",
-            "Nodes requested",
-            lambda use: use.requested_nodes,
-            lambda use, _: f"{use.requested_nodes:,}",
-            "number",
-        ),
+        Column("held", "Held", html=lambda use, _: _jobs_cell(use, use.held, "held"), style="number"),
+        Column("active", "Active", html=lambda use, _: _jobs_cell(use, use.active, "active"), style="number"),
+        Column("nodes", "Nodes", style="number"),
+        Column("requested", "Nodes requested", lambda use: use.requested_nodes, style="number"),
         Column(
             "longest",
             "Longest wait",
@@ -132,7 +137,17 @@ USERS: TableDefinition[UserUse] = TableDefinition(
             lambda use, now: render_age(use.oldest, now) if use.oldest else "",
             "number",
         ),
-        Column("action", "Action", None, _hold_cell, is_sortable=False),
+        Column("day_hours", "Node-hours, 24 h", html=lambda use, _: f"{use.day_hours:,.1f}", style="number"),
+        Column("day_share", "Share, 24 h", html=lambda use, _: format_percent(use.day_share), style="number"),
+        Column("month_hours", "Node-hours, 30 d", html=lambda use, _: f"{use.month_hours:,.1f}", style="number"),
+        Column("month_share", "Share, 30 d", html=lambda use, _: format_percent(use.month_share), style="number"),
+        Column(
+            "target",
+            "Target",
+            html=lambda use, _: "" if use.target is None else format_percent(use.target),
+            style="number",
+        ),
+        Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
     ),
     "-waiting",
     ident=lambda use: f"user-{identifier(use.user)}",
@@ -150,6 +165,23 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
     """Add the page of users, their limits and tokens, and the form that revokes a token."""
     engine, limits = dashboard.engine, services.limits
 
+    hours: tuple[float, Mapping[str, float], Mapping[str, float]] = (-inf, {}, {})
+
+    async def add_hours(users: dict[str, UserUse], *, sees_all: bool) -> None:
+        """Set the node-hours and shares of users; with ``sees_all`` add the other users that have any."""
+        nonlocal hours
+        if not 0 <= engine.clock() - hours[0] < HOURS_LIFETIME_S:
+            day = await services.history.read_node_hours(DAY)
+            span = services.history.make_span(None, None, 30)
+            table = await services.history.read_table(Kind.USER, Step.ALL, span)
+            hours = engine.clock(), day, {line.name: line.node_seconds / 3600 for line in table.lines}
+        of_day, of_month = hours[1:]
+        for user in of_day.keys() | of_month.keys() if sees_all else users:
+            use = users.setdefault(user, UserUse(user))
+            use.day_hours, use.month_hours = of_day.get(user, 0.0), of_month.get(user, 0.0)
+            use.day_share = 100 * use.day_hours / (sum(of_day.values()) or 1.0)
+            use.month_share = 100 * use.month_hours / (sum(of_month.values()) or 1.0)
+
     async def visible_uses(caller: Identity) -> list[UserUse]:
         """Count the unfinished jobs of each user.
 
@@ -157,6 +189,10 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         """
         users = {caller.user: UserUse(caller.user)}
         sees_all = caller.has_role(Role.OPERATOR)
+        await add_hours(users, sees_all=sees_all)
+        for line in limits.read_shares(caller):
+            if line.user in users:
+                users[line.user].target = 100 * line.target
         async for jobs in iterate_in_slices(engine.queries.jobs(), JOBS_PER_SLICE):
             for job in jobs:
                 owner = job.spec.owner

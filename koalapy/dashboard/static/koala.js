@@ -130,8 +130,6 @@
     next.querySelector("a")?.focus();
     next.scrollIntoView({ block: "nearest" });
   };
-  // Who asks for the filter on a page that has none is led to the queue's.
-  if (location.hash === "#q") document.getElementById("q")?.focus();
   let going = false;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -149,8 +147,7 @@
     if (key === "g") going = true;
     else if (key === "?") document.getElementById("keys")?.showModal();
     else if (key === "/") {
-      const filter = document.querySelector("input[type=search]");
-      if (filter) filter.focus(); else location.href = "/queue#q";
+      (document.querySelector("main input[type=search]") ?? document.getElementById("search"))?.focus();
     }
     else if (key === "j") move(1);
     else if (key === "k") move(-1);

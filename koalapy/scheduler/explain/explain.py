@@ -1,7 +1,7 @@
 """Explain the state of a job: why it waits, which nodes would suffice, and the smallest change that places it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -561,10 +561,11 @@ def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, clu
     return isinstance(dry_run.ask(spec, replace(source.view, clusters=opened)), Placement)
 
 
-def find_awaited_clusters(queries: Queries, job: Job) -> list[ClusterName]:
+def find_awaited_clusters(queries: Queries, job: Job) -> tuple[list[ClusterName], list[ClusterName]]:
     """Return the drained and unreachable clusters that keep a queued job waiting; none if it waits for other reasons.
 
-    They do if the job would be placed on all of their nodes, or cannot be placed on those of the others.
+    They do if the job would be placed on all of their nodes, or cannot be placed on those of the others. Also return
+    those that are drained without an end, if the job cannot be placed on all nodes of all other clusters.
     """
     view = DryRun(queries, job).view(job.spec)
     absent = {c.name for c in view if c.state in (ClusterState.DRAINED, ClusterState.UNREACHABLE)}
@@ -577,11 +578,16 @@ def find_awaited_clusters(queries: Queries, job: Job) -> list[ClusterName]:
         down = queries.grid[cluster.name].last_report.down
         return replace(cluster.with_idle(cluster.total - down), state=ClusterState.USABLE)
 
+    def is_needed_of(names: Collection[ClusterName]) -> bool:
+        return not is_placed(c if c.name in names else empty(c) for c in view)
+
     if not absent or not is_placed(map(empty, view)):
-        return []
+        return [], []
     is_enough = is_placed(empty(c) if c.name in absent else c for c in view)
-    is_needed = not is_placed(c if c.name in absent else empty(c) for c in view)
-    return sorted(absent) if is_enough or is_needed else []
+    drains = {c.name: queries.grid[c.name].drained for c in view}
+    lasting = [name for name, drain in sorted(drains.items()) if drain is not None and drain.ends_at is None]
+    needed = [name for name in lasting if is_needed_of([name])] or (lasting if is_needed_of(lasting) else [])
+    return sorted(absent) if is_enough or needed or is_needed_of(absent) else [], needed
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:

@@ -1,11 +1,11 @@
-"""The page Capacity, in a browser and as pure functions."""
+"""The page Forecast, in a browser and as pure functions."""
 
 import asyncio
 import re
 from types import SimpleNamespace
 from typing import Any
 
-from koalapy.dashboard.pages.capacity import ExpectedEnds
+from koalapy.dashboard.pages.forecast import JOBS_PER_SLICE, ExpectedEnds, overdue_end
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
@@ -17,18 +17,27 @@ from tests.grid.embedded import EmbeddedGrid
 async def test_expected_ends_loaded_by_two_requests_are_complete_for_both() -> None:
     spec = JobSpec(FlexibleRequest(1), walltime=600.0)
     attempt = Attempt(1, (Component(0, "north", 1, ComponentState.RUNNING),), 0.0, barrier_at=0.0)
-    jobs = [Job(number, spec, 0.0, state=JobState.RUNNING, attempt=attempt) for number in range(1, 6)]
+    numbers = range(1, 2 * JOBS_PER_SLICE)
+    jobs = [Job(number, spec, 0.0, state=JobState.RUNNING, attempt=attempt) for number in numbers]
     queries: Any = SimpleNamespace(active_jobs=lambda: iter(jobs), experience=Experience())
-    ends = ExpectedEnds(time_slice_s=-1.0)  # each job yields to the other request
+    ends = ExpectedEnds()
     first = asyncio.create_task(ends.load(queries, 1.0))
-    for _ in range(4):
-        await asyncio.sleep(0)  # the first request has loaded four of the five jobs when the second begins
+    await asyncio.sleep(0)  # the first request has loaded the first slice of jobs when the second begins
     for loaded in await asyncio.gather(first, ends.load(queries, 1.0)):
-        assert [end and end.job for end in loaded] == [1, 2, 3, 4, 5]
+        assert [end and end.job for _, end in loaded] == list(numbers)
+
+
+def test_overdue_end_is_that_of_a_passed_walltime() -> None:
+    attempt = Attempt(1, (Component(0, "north", 3, ComponentState.RUNNING),), 0.0, barrier_at=100.0)
+    job = Job(1, JobSpec(FlexibleRequest(3), walltime=600.0), 0.0, state=JobState.RUNNING, attempt=attempt)
+    end = overdue_end(job, 701.0)
+    assert end is not None
+    assert (end.at, end.nodes) == (700.0, {"north": 3})
+    assert overdue_end(job, 700.0) is None
 
 
 def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: EmbeddedGrid) -> None:
-    page = visit().open("/capacity")
+    page = visit().open("/forecast")
     gate = grid.make_gate()
     job = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold, walltime=600)
     grid.wait_for_state(job, "running")
@@ -38,7 +47,7 @@ def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: Embe
     assert page.locator("section[aria-label='Expected ends'] tbody tr").count() == 1
     assert row.get_by_text(re.compile(rf"more after job {job}")).count() == 1
     page.get_by_role("link", name="high").click()
-    page.wait_for_url("**/capacity?priority=high")
+    page.wait_for_url("**/forecast?priority=high")
     page.get_by_text("8 of 8 nodes are offered").wait_for()
     assert grid.wait_for_end(grid.submit({"type": "flexible", "total_size": 5}, "true"))["state"] == "succeeded"
     assert grid.get_job(job)["state"] == "running"

@@ -1,0 +1,324 @@
+"""The page Forecast: the largest jobs that would start now, the next ends of jobs, and starts under a change."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import Depends, Query
+from pydantic import Field
+
+from koalapy.api.access import Caller
+from koalapy.api.fields import MAX_ID, Name, Text
+from koalapy.api.forecasts import MAX_CHANGES, Horizon, WhatIf
+from koalapy.daemon.services import Services
+from koalapy.dashboard.dashboard import Dashboard, Simulate, parse_body
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.identity import Role
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.request import ClusterName, FlexibleRequest
+from koalapy.scheduler.explain.capacity import (
+    ExpectedEnd,
+    PolicyCapacity,
+    SizeEstimate,
+    estimate_capacities,
+    expected_end_of,
+    next_ends,
+)
+from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.queries import Queries
+from koalapy.simulation.twin import HORIZON, Answer, Forecast, Interval, Report, ignore_progress
+from koalapy.system.event_loop import iterate_in_slices
+
+MAX_ENDS_SHOWN = 20
+TIME_SLICE_S = 0.003
+"""Computing time after which other tasks of the event loop run."""
+JOBS_PER_SLICE = 100
+EXPECTED_END_LIFETIME_S = 30.0
+"""Age after which the expected end of an unchanged job is computed again."""
+MAX_CACHED_VIEWS = 200
+VIEW_LIFETIME_S = 5.0
+MAX_LINES = 200
+"""Maximum number of displayed jobs; the REST API returns all."""
+HORIZONS_S = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
+"""Horizons that the form offers; a link may contain any other."""
+Names = Annotated[list[Name], Query(max_length=MAX_CHANGES)]
+Pairs = Annotated[
+    list[Annotated[Text, Field(max_length=10_000)]],
+    Query(max_length=MAX_CHANGES, description="NAME=VALUE, separated by blanks"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ComingFree:
+    """An expected end of a job, and the nodes that are idle after it."""
+
+    end: ExpectedEnd
+    nodes: int
+    """Nodes that the job releases."""
+    idle: int
+    """Total of idle nodes, unless other jobs take nodes that earlier ends release."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGroup:
+    """Policies with the same result."""
+
+    policies: Sequence[str]
+    component: SizeEstimate | None
+    total: SizeEstimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfForm:
+    """The form of hypothetical changes with its values, for operators."""
+
+    asked: WhatIf
+    policies: Sequence[str]
+    horizons: Sequence[float]
+    drained: Sequence[ClusterName]
+    open: Sequence[ClusterName]
+    """Clusters that are not drained."""
+    waiting: int
+    """Waiting jobs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastView:
+    """The capacity for jobs that the caller submits now with one priority."""
+
+    priority: Priority
+    priorities: Sequence[Priority]
+    """Priorities that the caller may use."""
+    preempts: bool
+    """Whether such a job may preempt other jobs."""
+    idle: int
+    """Nodes that such a job is offered."""
+    nodes: int
+    policies: Sequence[PolicyGroup]
+    coming: Sequence[ComingFree]
+    overdue: Sequence[ExpectedEnd]
+    """The ends of running jobs by walltimes that have passed, the earliest first."""
+    unknown: int
+    """Other active jobs without an expected end."""
+    behind_others: bool
+    """Whether a new job has to wait for jobs that were submitted before it."""
+    form: WhatIfForm | None = None
+    """None unless an operator asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A waiting job; seconds from now, None if it starts in no simulation before the horizon."""
+
+    job: JobId
+    starts: Interval | None
+    changed: Interval | None
+    is_changed_too: bool
+    """Whether the simulation of the changes has the job."""
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The results of the simulations of the current and the changed state."""
+
+    outcomes: Sequence[tuple[str, Forecast, int]]
+    """By state: its name, the forecast without the single jobs, and the waiting jobs that start in no simulation."""
+    lines: Sequence[Line]
+    more: int
+    """Number of jobs that are not shown."""
+    most: float
+    """Latest bound of all shown intervals, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfView:
+    """The form, and the results of the simulations."""
+
+    form: WhatIfForm
+    simulation: str
+    """The path from which the page gets the results; empty if none were requested, or if they are in ``result``."""
+    result: SimulationResult | None
+
+
+class ExpectedEnds:
+    """A cache of the expected ends of active jobs."""
+
+    def __init__(self) -> None:
+        self._ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
+
+    async def load(self, queries: Queries, now: float) -> list[tuple[Job, ExpectedEnd | None]]:
+        """Return all active jobs with their expected ends, None for a job with an unknown end.
+
+        Concurrent requests may call this method: each fills a separate dictionary.
+        """
+        ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
+        async for jobs in iterate_in_slices(list(queries.active_jobs()), JOBS_PER_SLICE):
+            for job in jobs:
+                entry = self._ends.get(job.id)
+                if entry is None or entry[0] is not job or now - entry[1] > EXPECTED_END_LIFETIME_S:
+                    entry = job, now, expected_end_of(job, queries.experience, now)
+                ends[job.id] = entry
+        self._ends = ends
+        return [(job, end) for job, _, end in ends.values()]
+
+
+def overdue_end(job: Job, now: float) -> ExpectedEnd | None:
+    """Return the end of a running job by its walltime if that has passed, else None."""
+    attempt, walltime = job.attempt, job.spec.walltime
+    if attempt is None or attempt.barrier_at is None or walltime is None or attempt.barrier_at + walltime >= now:
+        return None
+    nodes = {component.cluster: component.size for component in attempt.gang}
+    return ExpectedEnd(job.id, attempt.barrier_at + walltime, job.spec.priority, nodes)
+
+
+def group_policies(capacities: Sequence[PolicyCapacity]) -> list[PolicyGroup]:
+    """Merge policies with equal capacities, so that the page shows each capacity once."""
+    groups: list[tuple[SizeEstimate | None, SizeEstimate | None, list[str]]] = []
+    for one in capacities:
+        group = next((group for group in groups if group[:2] == (one.component, one.total)), None)
+        if group is None:
+            groups.append((one.component, one.total, [one.policy]))
+        else:
+            group[2].append(one.policy)
+    return [PolicyGroup(policies, component, total) for component, total, policies in groups]
+
+
+async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> ForecastView:
+    """Compute the capacity for jobs with the owner and the priority of ``spec``."""
+    all_ends = await ends.load(queries, now)
+    next_known_ends = next_ends(end for _, end in all_ends if end is not None)
+    capacities: list[PolicyCapacity] = []
+    slice_start = time.thread_time()
+    for capacity in estimate_capacities(queries, spec, next_known_ends):
+        if capacity is not None:
+            capacities.append(capacity)
+        if time.thread_time() - slice_start > TIME_SLICE_S:
+            await asyncio.sleep(0)
+            slice_start = time.thread_time()
+    overdue = [end for job, known in all_ends if known is None and (end := overdue_end(job, now)) is not None]
+    dry_run = DryRun(queries)
+    idle, coming = queries.offer(spec).view.usable_idle, []
+    for end in next_known_ends[:MAX_ENDS_SHOWN]:
+        freed = sum(end.nodes.values())
+        idle += freed
+        coming.append(ComingFree(end, freed, idle))
+    return ForecastView(
+        priority=spec.priority,
+        priorities=(Priority.LOW, Priority.HIGH),
+        preempts=dry_run.may_preempt(spec),
+        idle=dry_run.widest_view(spec).usable_idle,
+        nodes=sum(cluster.last_report.total for cluster in queries.grid.clusters()),
+        policies=group_policies(capacities),
+        coming=coming,
+        overdue=sorted(overdue, key=lambda end: end.at),
+        unknown=sum(end is None for _, end in all_ends) - len(overdue),
+        behind_others=not dry_run.is_tried_at_once(spec),
+    )
+
+
+def lines_of(answer: Answer) -> list[Line]:
+    """Return the waiting jobs in the order of their expected starts."""
+    changed_jobs = {} if answer.changed is None else {job.job: job for job in answer.changed.jobs}
+    lines = []
+    for job in answer.as_it_is.jobs:
+        if job.state is JobState.QUEUED:
+            changed = changed_jobs.get(job.job)
+            starts = None if changed is None else changed.starts
+            lines.append(Line(job.job, job.starts, starts, changed is not None, job.basis))
+    return sorted(lines, key=lambda line: (line.starts is None, line.starts.middle if line.starts else 0.0, line.job))
+
+
+def result_of(answer: Answer) -> SimulationResult:
+    """Return what the page shows of an answer."""
+    lines = lines_of(answer)
+    intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
+    outcomes = [
+        (name, replace(forecast, jobs=()), sum(j.state is JobState.QUEUED and j.starts is None for j in forecast.jobs))
+        for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed))
+        if forecast is not None
+    ]
+    most = max((interval.high for interval in intervals), default=0.0)
+    return SimulationResult(outcomes, lines[:MAX_LINES], max(0, len(lines) - MAX_LINES), most)
+
+
+async def read_form(
+    policy: Name = "",
+    rules: Pairs = [],  # noqa: B006 -- FastAPI copies it
+    drain: Names = [],  # noqa: B006
+    resume: Names = [],  # noqa: B006
+    add: Pairs = [],  # noqa: B006
+    first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
+    walltimes: Pairs = [],  # noqa: B006
+    horizon: Horizon = HORIZON,
+) -> WhatIf:
+    """Return the hypothetical changes in the query of a request, in which a field has pairs separated by blanks."""
+    pairs = {
+        name: " ".join(texts).split() for name, texts in (("rules", rules), ("add", add), ("walltimes", walltimes))
+    }
+    values = {"policy": policy, "drain": drain, "resume": resume, "first": int(first) if first else None, **pairs}
+    return parse_body(WhatIf, values | {"horizon": horizon})
+
+
+Asked = Annotated[WhatIf, Depends(read_form)]
+
+
+def add_forecast(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of capacity and the page of simulated changes. Capacities are cached by user and priority."""
+    engine, ends, rules, forecasts = dashboard.engine, ExpectedEnds(), services.jobs.rules, services.forecasts
+    views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[ForecastView]]] = {}
+
+    def make_form(asked: WhatIf) -> WhatIfForm:
+        clusters = engine.queries.grid.clusters()
+        return WhatIfForm(
+            asked=asked,
+            policies=engine.queries.policies.names(),
+            horizons=sorted({*HORIZONS_S, asked.horizon}),
+            drained=[cluster.name for cluster in clusters if cluster.drained is not None],
+            open=[cluster.name for cluster in clusters if cluster.drained is None],
+            waiting=sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
+        )
+
+    @dashboard.page("/forecast", "forecast.html", operation="list_clusters", title="Forecast", key="r")
+    async def show(caller: Caller, priority: Priority = Priority.LOW) -> ForecastView:
+        """Return the capacity for jobs of the caller, from the cache if it is recent and nothing changed."""
+        key, version, now = (caller.user, priority), engine.changes.version, engine.clock()
+        cached = views.get(key)
+        if cached is None or cached[0] != version or now - cached[1] > VIEW_LIFETIME_S:
+            if len(views) >= MAX_CACHED_VIEWS:
+                views.clear()
+            spec = JobSpec(FlexibleRequest(1), owner=caller.user, priority=priority)
+            cached = views[key] = version, now, asyncio.ensure_future(capacity_view(engine.queries, ends, spec, now))
+        view = await asyncio.shield(cached[2])
+        if not rules.high_priority.is_allowed_to(caller):
+            view = replace(view, priorities=(Priority.LOW,))
+        return replace(view, form=make_form(WhatIf())) if caller.has_role(Role.OPERATOR) else view
+
+    @dashboard.simulation("/forecast/what-if/result", "what_if_result.html", operation="ask_what_if")
+    async def prepare(asked: Asked) -> Simulate:
+        """Return the simulation of the changes. Raise ``UsageError`` or ``NotFoundError`` if they are invalid."""
+        change = asked.to_change()
+        forecasts.check_change(change)
+
+        async def simulate(report: Report) -> SimulationResult:
+            return result_of(await forecasts.what_if(change, asked.horizon, report))
+
+        return simulate
+
+    @dashboard.page("/forecast/what-if", "what_if.html", operation="ask_what_if", title="What if", live=False)
+    async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> WhatIfView:
+        """Return the form, and the path of the results if there are changes or the form was sent.
+
+        ``complete``: wait for the results, for browsers without scripts.
+        """
+        is_asked = ask or asked.model_copy(update={"horizon": HORIZON}) != WhatIf()
+        simulate = await prepare(asked) if is_asked else None
+        values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}
+        return WhatIfView(
+            form=make_form(asked),
+            simulation=with_query("/forecast/what-if/result", **values) if simulate and not complete else "",
+            result=await simulate(ignore_progress) if simulate and complete else None,
+        )

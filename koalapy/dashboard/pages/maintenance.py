@@ -1,0 +1,73 @@
+"""The page Maintenance: the drains in force and those that are planned, and the form that plans one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from koalapy.api.access import Caller
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder
+from koalapy.daemon.services import Services
+from koalapy.dashboard.cluster_table import cluster_path
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
+from koalapy.dashboard.rows import natural_key
+from koalapy.model.cluster import Drain
+from koalapy.model.identity import Identity
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRow:
+    """A drain of a cluster, in force or planned."""
+
+    cluster: ClusterName
+    nodes: int
+    active: int
+    """Components of jobs that have nodes there now."""
+    drain: Drain
+    is_planned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceView:
+    """The drains of all clusters by begin."""
+
+    drains: Sequence[DrainRow]
+    clusters: Sequence[ClusterName]
+
+
+def add_maintenance(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of all drains, and the actions of operators that drain and resume clusters."""
+    grid = dashboard.engine.queries.grid
+
+    @dashboard.page("/maintenance", "maintenance.html", operation="list_clusters", title="Maintenance", key="m")
+    async def show() -> MaintenanceView:
+        records = services.jobs.list_clusters()
+        drains = [
+            DrainRow(record.name, record.total, len(grid[record.name].nodes.live), drain, drain is not record.drained)
+            for record in records
+            for drain in filter(None, (record.drained, *record.planned_drains))
+        ]
+        drains.sort(key=lambda row: (row.drain.since, row.cluster))
+        return MaintenanceView(drains, sorted((record.name for record in records), key=natural_key))
+
+    async def order_drain(name: ClusterName, caller: Identity, form: Form) -> None:
+        """Drain a cluster as a form orders. Raise ``UsageError`` for an invalid field."""
+        given = {key: value for key in ("begin", "end") if (value := form.get(key))}
+        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
+        times = {"begin": order.begin, "end": order.end}
+        await services.jobs.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
+
+    @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
+    async def drain(name: Name, caller: Caller, form: SentForm) -> str:
+        await order_drain(name, caller, form)
+        return cluster_path(name)
+
+    @dashboard.action("/maintenance", operation="drain_cluster")
+    async def plan(caller: Caller, form: SentForm) -> str:
+        await order_drain(form.get("cluster"), caller, form)
+        return "/maintenance"
+
+    @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
+    async def resume(name: Name, form: SentForm) -> str:
+        order = parse_body(ResumeOrder, {key: value for key in ("planned", "begin") if (value := form.get(key))})
+        await services.jobs.resume_cluster(name, planned=order.planned, begin=order.begin)
+        return "/maintenance" if order.planned or order.begin else cluster_path(name)
