@@ -20,14 +20,12 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import NodeLists, NodeRow, Questions, list_visible_nodes
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
-from koalapy.model.errors import ProblemCode, UsageError
+from koalapy.model.errors import ProblemCode, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation
 from koalapy.scheduler.queries import Queries
 from koalapy.store.records import ClusterRecord
 
-MIN_SPAN_S = 0.001
-"""Minimum span in seconds. Start and end of a shorter one may be equal, given the resolution of clocks."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
 
 
@@ -284,17 +282,10 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         total = service.get_cluster(name).total  # 0 before the first report: then the agent checks the number
         if order.nodes < 1 or order.nodes > total > 0:
             hint = f"give 1 to {total}" if total else "give 1 or more"
-            raise UsageError(
-                f"nodes is {order.nodes}, which is out of range for cluster {name}",
-                field="nodes",
-                value=order.nodes,
-                hint=hint,
-            )
+            reject("nodes", order.nodes, f"is {order.nodes}, which is out of range for cluster {name}", hint)
         if not 0 < order.seconds <= MAX_BACKGROUND_S:
             hint = f"give more than 0 and up to {MAX_BACKGROUND_S:g} seconds"
-            raise UsageError(
-                f"seconds is {order.seconds:g}, which is out of range", field="seconds", value=order.seconds, hint=hint
-            )
+            reject("seconds", order.seconds, f"is {order.seconds:g}, which is out of range", hint)
         return await questions.ask_agent(
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=AGENT_TIMEOUT_S
         )

@@ -22,7 +22,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.command_line import change_command
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import Change as SmallestChange
@@ -163,9 +163,7 @@ def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
         if name in pairs:
             raise UsageError(f"{name} is given twice", field=field, value=text, hint="give it once")
         if not (name and equals and value):
-            raise UsageError(
-                f"{field} has {text!r}, which is not NAME=VALUE", field=field, value=text, hint="write it as name=value"
-            )
+            reject(field, text, f"has {text!r}, which is not NAME=VALUE", "write it as name=value")
         pairs[name] = value
     return list(pairs.items())
 
@@ -188,10 +186,8 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
     """Parse a number from 1 to ``maximum``; raise ``UsageError`` about ``field`` for any other text."""
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
-        hint = f"give a number from 1 to {maximum}"
-        raise UsageError(
-            f"{field} is {text!r}, which is not a number from 1 to {maximum}", field=field, value=text, hint=hint
-        )
+        numbers = f"a number from 1 to {maximum}"
+        reject(field, text, f"is {text!r}, which is not {numbers}", f"give {numbers}")
     return int(text)
 
 

@@ -33,7 +33,7 @@ from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, no_job_error
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.model.errors import ForbiddenError, NotFoundError, StoreUnavailable, UsageError
+from koalapy.model.errors import ForbiddenError, NotFoundError, StoreUnavailable, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, JobId, JobState
 from koalapy.model.job_search import JobSort
@@ -193,12 +193,8 @@ def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> N
 def _check_unfinished(states: set[JobState], sort: JobSort) -> None:
     """Raise ``UsageError`` if ended jobs are to be listed in an order that only unfinished jobs have."""
     if not states or any(state.is_final for state in states):
-        raise UsageError(
-            f"sort is {sort}, which is an order of unfinished jobs only",
-            field="sort",
-            value=str(sort),
-            hint="set active=true, or list ended jobs with /api/v1/history",
-        )
+        hint = "set active=true, or list ended jobs with /api/v1/history"
+        reject("sort", str(sort), f"is {sort}, which is an order of unfinished jobs only", hint)
 
 
 def submission_response(record: JobRecord, created: bool) -> Response:

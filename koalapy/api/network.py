@@ -11,7 +11,7 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.model.cluster import Link, pair_of
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import reject
 from koalapy.model.measurement import Measurement, MeasurementKind
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
@@ -137,12 +137,8 @@ def network_router(network: Network) -> APIRouter:
         order, since = order or MeasureOrder(), network.current_time()
         for index, names in enumerate(order.pairs or ()):
             if len(names) != 2:
-                raise UsageError(
-                    f"pairs[{index}] has {len(names)} clusters, not two",
-                    field=f"pairs[{index}]",
-                    value=list(names),
-                    hint="give two names, the same twice for the network within a cluster",
-                )
+                hint = "give two names, the same twice for the network within a cluster"
+                reject(f"pairs[{index}]", list(names), f"has {len(names)} clusters, not two", hint)
         pairs = None if order.pairs is None else [(first, second) for first, second in order.pairs]
         return {"since": since, "links": network.measure_links(order.clusters, pairs)}
 

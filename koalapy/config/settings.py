@@ -351,14 +351,10 @@ class Settings(BaseSettings):
         for name, section in self.clusters.items():
             field = f"clusters.{name}.user"
             if section.identity == "own" and section.user is None:
-                raise UsageError(
-                    f"{field} is missing: of the identity own it says whose jobs run there",
-                    field=field,
-                    hint="name one",
-                )
+                reject(field, None, "is missing: of the identity own it says whose jobs run there", "name one")
             if section.identity != "own" and section.user is not None:
                 hint = "leave it out, or make the identity own"
-                raise UsageError(f"{field} is for the identity own only", field=field, value=section.user, hint=hint)
+                reject(field, section.user, "is for the identity own only", hint)
             domains[name] = Domain(section.identity, section.user or "")
         return domains
 
@@ -394,12 +390,8 @@ class Settings(BaseSettings):
         for name, section in self.clusters.items():
             setting = "relay" if section.relay is not None else "relayed_only" if section.relayed_only else ""
             if section.is_embedded and setting:
-                field = f"clusters.{name}.{setting}"
-                raise UsageError(
-                    f"{field} is not for embedded clusters: their nodes are on the daemon's machine and use no relays",
-                    field=field,
-                    hint="leave it out",
-                )
+                problem = "is not for embedded clusters: their nodes are on the daemon's machine and use no relays"
+                reject(f"clusters.{name}.{setting}", None, problem, "leave it out")
 
     def local_networks(self) -> dict[str, str]:
         """Return the networks of the clusters on this machine, by cluster.

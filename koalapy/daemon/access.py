@@ -15,7 +15,7 @@ from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginRules
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.network.network import OWNER
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import reject
 from koalapy.model.identity import Identity, Role
 from koalapy.store.service_tables import TokenStore
 from koalapy.system.local_token import TOKEN_FILE, Registration, load_or_make_token
@@ -81,12 +81,8 @@ def check_reserved_names(settings: Settings) -> None:
         users |= {f"oidc.users.{claim}": user for claim, user in settings.oidc.users.items()}
     for field, user in users.items():
         if user in reserved_names():
-            raise UsageError(
-                f"{field} is {user}, which is reserved: the daemon runs as {user}, who is an administrator",
-                field=field,
-                value=user,
-                hint="give the user another name; the daemon's account uses the daemon's own token",
-            )
+            problem = f"is {user}, which is reserved: the daemon runs as {user}, who is an administrator"
+            reject(field, user, problem, "give the user another name; the daemon's account uses the daemon's own token")
 
 
 def build_identities(

@@ -89,7 +89,8 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
         if config is not None:
             _copy_file(config, target / CONFIGURATION)
         kind, config_path = "sqlite" if size else "elsewhere", "" if config is None else str(config)
-        checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in _list_files(target))
+        paths = sorted(path for path in target.rglob("*") if path.is_file() and not path.is_symlink())
+        checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in paths)
         _write_private(target / CHECKSUMS, checksums)
         whole = _hash_file(target / CHECKSUMS)
         summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path, whole)
@@ -234,10 +235,6 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _hash_file(path: Path) -> str:

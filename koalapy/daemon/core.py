@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
+from koalapy.model.cluster import ClusterStanding
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
@@ -165,16 +166,8 @@ def collect_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
         profile = replace(section, home=home, lease=settings.lease if section.lease is None else section.lease)
         cluster = KnownCluster(name, section.speed, profile, uplink_bandwidth=section.uplink_bandwidth)
         if (record := records.get(name)) is not None:
-            cluster = replace(
-                cluster,
-                total=record.total,
-                drained=record.drained,
-                planned_drains=record.planned_drains,
-                errors=record.errors,
-                unusable=record.unusable,
-                note=record.note,
-                trials=record.trials,
-            )
+            standing = {field.name: getattr(record, field.name) for field in fields(ClusterStanding)}
+            cluster = replace(cluster, total=record.total, errors=record.errors, **standing)
         clusters.append(cluster)
     used = {component.cluster for job in saved.jobs if job.attempt for component in job.attempt.components}
     return clusters + [KnownCluster(name) for name in sorted(used - settings.clusters.keys())]

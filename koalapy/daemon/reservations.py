@@ -412,7 +412,9 @@ class Reservations:
             if reservation.state is ReservationState.MADE and now >= reservation.ends_at:
                 await self._change(reservation, ReservationState.OVER, "is over")
                 await self._release(reservation)
-        old = [e.id for e in self._all.values() if not e.state.is_live and e.changed_at < now - _kept_s(e)]
+        kept_s = {ReservationState.FAILED: FAILED_KEPT_S}
+        ended = (each for each in self._all.values() if not each.state.is_live)
+        old = [each.id for each in ended if each.changed_at < now - kept_s.get(each.state, KEPT_S)]
         if outdated := [ident for ident in old if ident != self._last_id]:
             await run_in_database(self._store.remove, outdated)
             self._all = {ident: each for ident, each in self._all.items() if ident not in outdated}
@@ -443,10 +445,6 @@ class Reservations:
         answer = await self._questions.ask_agent(cluster, "reservations", {"prefix": self._prefix})
         pattern = re.compile(re.escape(self._prefix) + "[0-9]{1,9}", re.ASCII)
         return {name for name in _NAMES.validate_python(answer.get("names")) if pattern.fullmatch(name)}
-
-
-def _kept_s(reservation: Reservation) -> float:
-    return FAILED_KEPT_S if reservation.state is ReservationState.FAILED else KEPT_S
 
 
 def format_parts(parts: Iterable[ReservedPart]) -> str:

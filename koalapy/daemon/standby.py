@@ -28,7 +28,7 @@ from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import FILES_WANTED, Connections, HttpServer
 from koalapy.daemon.web_server import trust_proxies
-from koalapy.model.errors import StoreUnavailable, UsageError
+from koalapy.model.errors import StoreUnavailable, UsageError, reject
 from koalapy.policies.registry import Registry
 from koalapy.store.database import Claim
 from koalapy.store.job_numbers import recorded_commit
@@ -52,12 +52,9 @@ def check_database(settings: Settings) -> None:
     """Raise ``UsageError`` if two machines cannot share the database."""
     url = settings.database or "sqlite:"
     if not url.startswith("postgres"):
-        raise UsageError(
-            "--standby needs PostgreSQL: SQLite is a file of one machine, which ends with it",
-            field="--standby",
-            value=url.partition(":")[0],
-            hint="set database: postgresql://USER@HOST/NAME for both daemons, or leave --standby out",
-        )
+        problem = "needs PostgreSQL: SQLite is a file of one machine, which ends with it"
+        hint = "set database: postgresql://USER@HOST/NAME for both daemons, or leave --standby out"
+        reject("--standby", url.partition(":")[0], problem, hint)
 
 
 def url_of(listener: socket.socket, certificate: Certificate | None, name: str = "") -> str:
@@ -182,12 +179,9 @@ class Standby:
             self._foreign_reads += 1
             if self._app is not None or self._foreign_reads < MAX_FOREIGN_READS:
                 raise StoreUnavailable(f"{self.data_dir} does not have the last commit of {state.holder} yet")
-            raise UsageError(
-                f"--data-dir is {self.data_dir}, which is not the data directory of the active daemon ({state.holder})",
-                field="--data-dir",
-                value=str(self.data_dir),
-                hint="share its data directory with this machine, as by NFS: it has the output and files of all jobs",
-            )
+            problem = f"is {self.data_dir}, which is not the data directory of the active daemon ({state.holder})"
+            hint = "share its data directory with this machine, as by NFS: it has the output and files of all jobs"
+            reject("--data-dir", str(self.data_dir), problem, hint)
 
     def _note_problem(self, problem: str) -> None:
         """Log when the database becomes unavailable or available."""

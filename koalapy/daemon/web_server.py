@@ -30,7 +30,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.services import Services
 from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import LoginServices
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,10 @@ def bind_listener(host: str, port: int, settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (TypeError, UnicodeError) as error:  # a name that cannot be encoded
+    except (TypeError, UnicodeError):  # a name that cannot be encoded
         listener.close()
-        raise UsageError(
-            f"--host is {host[:60]!r}, which is not a host name",
-            field="--host",
-            value=host,
-            hint="give an address of this machine, such as 127.0.0.1",
-        ) from error
+        problem = f"is {host[:60]!r}, which is not a host name"
+        reject("--host", host, problem, "give an address of this machine, such as 127.0.0.1")
     except OSError as error:
         listener.close()
         raise UsageError(
@@ -84,12 +80,9 @@ def bind_listener(host: str, port: int, settings: Settings) -> socket.socket:
     address = ip_address(listener.getsockname()[0])
     if not (address.is_loopback or settings.tls.certificate or settings.tls.key or settings.behind_proxy):
         listener.close()
-        raise UsageError(
-            f"--host is {host}, which other machines reach: without TLS they would send tokens unencrypted",
-            field="--host",
-            value=host,
-            hint="give --tls-cert and --tls-key, or with --behind-proxy the address of the proxy that speaks TLS",
-        )
+        problem = f"is {host}, which other machines reach: without TLS they would send tokens unencrypted"
+        hint = "give --tls-cert and --tls-key, or with --behind-proxy the address of the proxy that speaks TLS"
+        reject("--host", host, problem, hint)
     return listener
 
 

@@ -105,6 +105,22 @@ class Drain:
         return f"{author}: {self.reason}" if self.reason else author
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStanding:
+    """What the next daemon run must know of a cluster: whether it may be used, and why not."""
+
+    unusable: bool = False
+    """Whether consecutive errors made it unusable, regardless of its state."""
+    note: str = ""
+    """Reason why it is unusable."""
+    trials: int = 0
+    """Number of failed probations since."""
+    drained: Drain | None = None
+    """The drain order in force."""
+    planned_drains: tuple[Drain, ...] = ()
+    """Drain orders that begin later."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeClass:
     """The idle nodes of a cluster that have the same properties."""

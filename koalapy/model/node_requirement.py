@@ -95,14 +95,6 @@ def _is_word_or_empty(text: str) -> bool:
     return not text or WORD.fullmatch(text) is not None
 
 
-def _is_excluded_name(text: str) -> bool:
-    return EXCLUDED.fullmatch(text) is not None
-
-
-def _are_gpus(gpus: Gpus) -> bool:
-    return 0 <= gpus.count <= MAX_GPUS and _is_word_or_empty(gpus.type)
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """A constraint of values in messages. ``koala submit`` imports it faster than those of ``annotated_types``."""
@@ -122,7 +114,7 @@ class Check:
 
 Word = Annotated[str, Check(_is_word_or_empty)]
 """A word on the command line of a resource manager, checked in every message; empty if none is required."""
-CheckedGpus = Annotated[Gpus, Check(_are_gpus)]
+CheckedGpus = Annotated[Gpus, Check(lambda gpus: 0 <= gpus.count <= MAX_GPUS and _is_word_or_empty(gpus.type))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +129,7 @@ class NodeRequirement:
     partition: Word = ""
     """Partition of Slurm, or queue of Grid Engine."""
     exclude: Annotated[
-        tuple[Annotated[str, Check(_is_excluded_name)], ...], Check(lambda names: len(names) <= 2 * MAX_EXCLUDED)
+        tuple[Annotated[str, Check(EXCLUDED.fullmatch)], ...], Check(lambda names: len(names) <= 2 * MAX_EXCLUDED)
     ] = ()
     account: Word = ""
     qos: Word = ""

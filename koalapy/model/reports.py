@@ -148,10 +148,8 @@ class ComponentStatus:
     starting: Seconds = 0.0
     """Maximum seconds that its allocated nodes need to start, as from power saving; 0 if they are running."""
     lease: Seconds | None = None
-    """Seconds of the daemon's silence after which its agent and runners end it.
-
-    None: silence does not end it, as with agents of versions without leases.
-    """
+    """Seconds of the daemon's silence after which its agent and runners end it; None: never, as with agents of
+    versions without leases."""
     use: ProgramUse | None = None
     """None before the end, if no node reported it, and from agents of versions without this field."""
     relayed: Annotated[tuple[NamedPair, ...], MaxEntries(MAX_RELAYED_PAIRS)] = ()
@@ -164,6 +162,8 @@ class ComponentStatus:
     relay_lost: bool = False
     """Whether its infrastructure failure is the loss of relayed links outside its site, or its preemption by a local
     job, so that it is not an error of the cluster."""
+    results_lost: bool = False
+    """Whether its infrastructure failure is the loss of files that its program, which had succeeded, left to send."""
     type: Literal["status"] = field(default="status", kw_only=True)
 
 

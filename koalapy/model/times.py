@@ -4,7 +4,7 @@ import re
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NoReturn
 
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import reject
 
 MAX_TIME = 2.0**33
 """The latest point in time that a job may name, in seconds since the epoch: in the year 2242."""
@@ -115,9 +115,4 @@ def format_exact_time(timestamp: float) -> str:
 
 def _refuse(text: str, field: str, problem: str) -> NoReturn:
     problem, _, hint = problem.partition(": ")
-    raise UsageError(
-        f"{field} is {text[:MAX_PAST_TIME_LENGTH]!r}, {problem}",
-        field=field,
-        value=text[:MAX_PAST_TIME_LENGTH],
-        hint=hint,
-    )
+    reject(field, text[:MAX_PAST_TIME_LENGTH], f"is {text[:MAX_PAST_TIME_LENGTH]!r}, {problem}", hint)

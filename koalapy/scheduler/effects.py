@@ -104,6 +104,8 @@ class AttemptFailure(StrEnum):
     """The program was never launched."""
     FILES = "files"
     """The inputs could not be transferred."""
+    RESULTS = "results"
+    """The result files of a successful program were lost before they were sent."""
     REFUSED = "refused"
     """A resource manager rejected it, for neither a limit nor a known fault of the cluster."""
 

@@ -89,11 +89,11 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.speed,
             status.profile,
             status.last_report.total,
-            status.drained,
             status.health.errors,
-            status.health.unusable,
-            status.health.note,
-            status.health.trials,
+            unusable=status.health.unusable,
+            note=status.health.note,
+            trials=status.health.trials,
+            drained=status.drained,
             planned_drains=status.planned_drains,
         )
         for status in statuses

@@ -371,7 +371,7 @@ class Simulation:
     def _expect_change(self, *times: float | None) -> None:
         for time in times:
             if time is not None and time > self.now:
-                self._schedule_at(time, ARRIVES, _do_nothing)
+                self._schedule_at(time, ARRIVES, lambda: None)  # the scheduler has its own deadlines
 
     def _rejection_reason(self, spec: JobSpec) -> str:
         """Return the reason why such a job could never run; empty if it could."""
@@ -574,10 +574,6 @@ class Simulation:
                 last - first if last is not None and first is not None else 0.0,
             )
         )
-
-
-def _do_nothing() -> None:
-    """Do nothing: the scheduler handles an event by its own deadlines."""
 
 
 def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) -> int | None:

@@ -327,8 +327,7 @@ def _is_doubtful(connection: Connection, holder: str, expiry: float, now: float,
     """Return whether a lease has to be watched before it is taken; False if it may be taken at once.
 
     Raise ``ConflictError`` if its holder lives. ``dead`` is the expiry of a lease that was watched: its holder lives if
-    it has another one. The clocks of two machines may differ, so that a lease whose holder has its lock may go on
-    after its expiry, and one that seems to last too long may have ended.
+    it has another one. Clocks may differ: a locked lease may last after its expiry, and one far ahead may have ended.
     """
     if expiry <= 0.0 or expiry == dead:
         return False

@@ -84,7 +84,9 @@ SHARED_CONNECTION: dict[str, Any] = {
 }
 WRITING = {"koala_writes": True}
 """Execution options of an engine for writing transactions."""
-SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+SNAPSHOT = {
+    "isolation_level": "REPEATABLE READ"
+}  # postgresql_readonly would let later writes ignore a read-only server
 SQLITE_BUSY_TIMEOUT = 3000
 """Milliseconds that SQLite waits while another process locks the database."""
 RETRY_HINT = "try again when it is back"

@@ -6,7 +6,7 @@ from typing import Any
 
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.audit import AuditEntry
-from koalapy.model.cluster import Drain
+from koalapy.model.cluster import ClusterStanding
 from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.job_spec import Priority
 from koalapy.model.notification import Notification
@@ -15,7 +15,7 @@ from koalapy.model.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterRecord:
+class ClusterRecord(ClusterStanding):
     """The stored state of a cluster; counts in nodes, times in seconds since the epoch."""
 
     name: ClusterName
@@ -33,16 +33,6 @@ class ClusterRecord:
     last_heard: float | None
     processes_per_node: int
     speed: float
-    unusable: bool = False
-    """Whether consecutive errors made it unusable, regardless of ``state``."""
-    note: str = ""
-    """Reason why it is unusable."""
-    trials: int = 0
-    """Number of failed probations since."""
-    drained: Drain | None = None
-    """The drain order in force."""
-    planned_drains: tuple[Drain, ...] = ()
-    """Drain orders that begin later."""
     withheld: int = 0
     """Nodes that the resource manager keeps for others or for reservations."""
     unknown: int = 0

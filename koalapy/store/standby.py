@@ -9,8 +9,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
 
+from koalapy.model.errors import StoreUnavailable
 from koalapy.store.database import IS_LOCKED, LEASE_SECONDS, may_live
-from koalapy.store.engine import make_engine, unavailable_is_known
+from koalapy.store.engine import RETRY_HINT, make_engine, unavailable_is_known
 from koalapy.store.opening import alembic_config
 from koalapy.store.records import ClusterRecord
 from koalapy.store.sql import cluster_from_row
@@ -23,7 +24,8 @@ UNLOCKED_SECONDS = 15.0
 """Seconds in which a holder without a lock renews its lease, or it has ended. After a failover the lock exists again
 once the holder has given up its connection to the lost server, which takes 10 s."""
 # The columns are not named, since an earlier version, which serves during an upgrade, may have others.
-_READ_LEASE = text(f"select lease.*, {IS_LOCKED} as is_locked from lease")
+_IS_READ_ONLY = "current_setting('transaction_read_only') = 'on' as is_read_only"
+_READ_LEASE = text(f"select lease.*, {IS_LOCKED} as is_locked, {_IS_READ_ONLY} from lease")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,11 @@ class LeaseReader:
             raise
 
     def _read_state(self, connection: Connection) -> LeaseState:
-        if not inspect(connection).has_table(lease.name):
+        is_used = inspect(connection).has_table(lease.name)
+        if not is_used or (row := connection.execute(_READ_LEASE).mappings().first()) is None:
             return NO_LEASE
-        row = connection.execute(_READ_LEASE).mappings().first()
-        if row is None:
-            return NO_LEASE
+        if row["is_read_only"]:  # so that the holder cannot renew its lease either, and no daemon can take it
+            raise StoreUnavailable("the database accepts no changes: it is read-only", hint=RETRY_HINT)
         has_schema = MigrationContext.configure(connection).get_current_revision() == self._head
         records = connection.execute(select(clusters)).mappings().all() if has_schema else ()
         return LeaseState(

@@ -11,7 +11,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.validation.fitting import check_combination, check_fits
@@ -107,11 +107,8 @@ def _job_numbers(recipe: Recipe) -> Iterator[int]:
 def _arrival_rate(recipe: Recipe, grid: GridSize, maker: "_JobGenerator") -> float:
     """Return the jobs per second that give the recipe's utilisation. Raise ``UsageError`` if the grid is unknown."""
     if not grid.total:
-        raise UsageError(
-            "--utilisation needs the sizes of the clusters, which are unknown",
-            field="--utilisation",
-            hint="give --clusters north:4,south:4, or --rate; with a daemon at --url it is asked",
-        )
+        hint = "give --clusters north:4,south:4, or --rate; with a daemon at --url it is asked"
+        reject("--utilisation", None, "needs the sizes of the clusters, which are unknown", hint)
     weights = sum(weight for _, weight in recipe.applications)
     seconds = sum(recipe.seconds_of(name) * weight for name, weight in recipe.applications) / weights
     return recipe.utilisation * grid.total / (maker.mean_nodes * seconds)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, ReservationOrder
 from koalapy.model.errors import SiteError
@@ -24,12 +25,18 @@ class MemoryLrm:
         self.max_snapshot_age_s = 0.0
         self.submit_rejection: SiteError | None = None
         """The error of a submission."""
+        self.find_error: SiteError | None = None
+        """The error of a search for a job."""
         self.force_error: SiteError | None = None
         """The error of a cancellation by force."""
         self.accepts_late = False
         """Whether a rejected submission becomes a job after the next search for its name."""
         self.is_answering = asyncio.Event()
         self.is_answering.set()
+        self.searches = 0
+        self.is_finding = asyncio.Event()
+        """Set while searches for jobs are answered."""
+        self.is_finding.set()
         self.version_known = asyncio.Event()
         """Set when the version can be read."""
         self.version_known.set()
@@ -43,11 +50,14 @@ class MemoryLrm:
         """Duration of a snapshot."""
         self._late_submissions: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
+        self.expected: list[str] = []
         self.is_reserving = asyncio.Event()
         self.submissions: list[LrmSubmission] = []
         self.reservations: dict[str, ReservationOrder] = {}
         self.polls = 0
         self.jobs: dict[str, LrmJob] = {}
+        self.on_start: dict[str, Any] = {}
+        """Fields of jobs that start from now on."""
         self.changed = asyncio.Event()
 
     async def open(self) -> None:
@@ -71,18 +81,24 @@ class MemoryLrm:
         """Start a job that any user submits."""
         self.submissions.append(submission)
         ident = str(len(self.jobs) + 1)
-        self.jobs[ident] = LrmJob(
-            ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes, user=submission.user
-        )
+        job = LrmJob(ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes, user=submission.user)
+        self.jobs[ident] = replace(job, **self.on_start)
         return ident
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         assert self.opened
+        self.searches += 1
+        await self.is_finding.wait()
         self._check()
+        if self.find_error is not None:
+            raise self.find_error
         job_id = next((job.id for job in self.jobs.values() if job.name == name), None)
         if self._late_submissions:
             self.start_job(self._late_submissions.pop(0))
         return job_id
+
+    def expect_job(self, job: str, name: str, user: str = "") -> None:
+        self.expected.append(job)
 
     async def settling_time(self) -> float:
         return self.settling_s

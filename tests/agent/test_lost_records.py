@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -429,23 +430,70 @@ def test_secret_file_of_killed_agent_is_removed(tmp_path: Path) -> None:
     assert os.listdir(folder.path) == ["journal"]
 
 
+def make_unsent_component(folder: JournalFolder, boot: str, plan: dict[str, Any]) -> None:
+    """Write the journal of a component whose program was opened in a boot of the machine, and has files to send."""
+    folder.write_entry(submit={"size": 1, "stage": T, "collect": ["out/*"]}, lrm="77", open=plan, boot=boot)
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("stop", [None, ""])
 @pytest.mark.parametrize(
     ("boot", "sent", "code"), [("another", False, None), ("another", True, 0), (read_boot_id(), False, 0)]
 )
 def test_success_without_sent_files_fails_after_restart_of_machine(
-    tmp_path: Path, boot: str, sent: bool, code: int | None, has_ended: bool
+    tmp_path: Path, boot: str, sent: bool, code: int | None, stop: str | None, has_ended: bool
 ) -> None:
     folder = JournalFolder(tmp_path)
-    folder.write_entry(submit={"size": 1, "stage": T, "collect": ["out/*"]}, lrm="77", open=PLAN)
-    Component.load_journal("test", T, folder).record_result(0, SUCCESS_RESULT | RUNNER_HOST)
-    folder.write_entry(boot=boot, **({"collected": True} if sent else {}))
+    make_unsent_component(folder, boot, PLAN)
+    (tmp_path / "result.0.json").write_text(json.dumps(SUCCESS_RESULT | RUNNER_HOST))
+    folder.write_entry(**({"collected": True} if sent else {}), **({} if stop is None else {"stop": stop}))
     if has_ended:
         folder.write_entry(end={"exit_code": 0, "error": "", "infrastructure": False, "hosts": ["10.0.0.1"]})
     component = Component.load_journal("test", T, folder)
+    second = Component.load_journal("test", T, folder)
     if not has_ended:
         component.on_job_ended(None)
     component.mark_collected("")
-    for status in (component.current_status(), Component.load_journal("test", T, folder).current_status()):
-        assert (status.program_exit, status.infrastructure) == (code, code is None)
+    for each in (component, second, Component.load_journal("test", T, folder)):
+        status = each.current_status()
+        assert (status.program_exit, status.infrastructure, status.results_lost) == (code, code is None, code is None)
         assert ("was restarted" in status.error) is (code is None)
+
+
+@pytest.mark.parametrize(("result", "is_lost"), [(SUCCESS_RESULT, True), (SUCCESS_RESULT | {"code": 1}, False)])
+def test_unsent_files_beside_head_are_lost_after_restart_of_machine(
+    tmp_path: Path, result: dict[str, Any], is_lost: bool
+) -> None:
+    folder = JournalFolder(tmp_path)
+    make_unsent_component(folder, "another", PLAN | {"launcher": "openmpi", "head": "another"})
+    (tmp_path / "result.0.json").write_text(json.dumps(result | RUNNER_HOST))
+    status = Component.load_journal("test", T, folder).current_status()
+    assert (status.program_exit, status.infrastructure, status.results_lost) == (None, is_lost, is_lost)
+
+
+def test_result_fetched_after_restart_of_machine_does_not_hide_lost_files(tmp_path: Path) -> None:
+    folder = JournalFolder(tmp_path)
+    make_unsent_component(folder, "another", PLAN)
+    component = Component.load_journal("test", T, folder)
+    (tmp_path / "result.0.json").write_text(json.dumps(SUCCESS_RESULT | RUNNER_HOST))
+    component.on_job_ended(None)
+    assert component.current_status().results_lost
+
+
+async def test_program_that_outlives_restart_of_machine_succeeds(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with running_agent(lrm, daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path, T, "a", stage=T, collect=["out/*"])
+        await daemon.open_barrier(["true"], T)
+        await runner.receive("open")
+    folder = JournalFolder(tmp_path / daemon.instance / T)
+    folder.write_entry(boot="another")
+    daemon.inventories.clear()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME), life="a", phase="running")
+        await runner.report_exit()
+    status = Component.load_journal(daemon.instance, T, folder).current_status()
+    assert (status.program_exit, status.results_lost) == (0, False)

@@ -20,6 +20,7 @@ from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavail
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.reports import MAX_LISTED_NODES, ListedNode, LrmCalls, LrmOperation
 from tests.agent.conftest import FakeDaemon
+from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -218,6 +219,44 @@ async def test_job_missing_in_snapshot_from_before_its_submission_has_not_ended(
     assert ended["error"] == "the local resource manager no longer knows it"
 
 
+async def test_program_ordered_to_end_may_run_while_snapshots_are_from_before_its_submission(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with running_agent(lrm, daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path, T)
+        await daemon.open_barrier(["true"], T)
+        await runner.receive("open")
+        await daemon.wait_for_ack(await daemon.send_command("stop", T, reason="preempted"))
+    del lrm.jobs["1"]
+    lrm.max_snapshot_age_s, polls = 1e6, lrm.polls
+    async with running_agent(lrm, daemon, tmp_path):
+        for number in range(1, 4):
+            lrm.changed.set()
+            await daemon.wait_until(lambda number=number: lrm.polls > polls + number)
+        await pass_time(1.0)
+        assert daemon.status(T)["state"] == "waiting"
+        lrm.max_snapshot_age_s = 0.0
+        lrm.changed.set()
+        await daemon.wait_for_state(T, "ended")
+    assert lrm.expected == ["1", "1"], "the second agent follows the job of the first"
+
+
+async def test_job_that_is_gone_has_no_runners_to_await(daemon: FakeDaemon, tmp_path: Path) -> None:
+    lrm = MemoryLrm()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        lrm.on_start = {"gone": True}
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "waiting")
+        lrm.changed.set()
+        await pass_time(90.0)
+        assert daemon.status(T)["error"] == ""
+        lrm.jobs["1"] = replace(lrm.jobs["1"], gone=False)
+        lrm.changed.set()
+        await pass_time(90.0)
+        assert "did not connect" in daemon.status(T)["error"]
+
+
 # Limits
 
 
@@ -333,6 +372,75 @@ async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeD
     lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, agent, agent))
     lrm.changed.set()
     await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+
+
+UNCERTAIN = SiteRejected("it is not known whether it was submitted", fault=SiteFault.SITE)
+
+
+async def test_component_with_runner_lives_while_lrm_cannot_tell_its_job(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.submit_rejection, lrm.settling_s = SiteUnavailable("the library died"), 30.0
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        await daemon.submit_component(T)
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME), life="a")
+        lrm.find_error = UNCERTAIN
+        await daemon.wait_for_state(T, "claimed")
+        await pass_time(20.0)
+        assert daemon.status(T)["state"] == "claimed"
+        await daemon.open_barrier(["true"], T)
+        await runner.receive("open")
+    daemon.inventories.clear()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        await pass_time(8.0)
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME), life="a", phase="running")
+        await daemon.wait_for_state(T, "running")
+        await pass_time(20.0)
+        assert daemon.status(T)["state"] == "running"
+        await runner.report_exit()
+        ended = await daemon.wait_for_state(T, "ended")
+    assert (ended["program_exit"], ended["error"], lrm.submissions) == (0, "", [])
+
+
+@pytest.mark.parametrize("ordered_to_end", [False, True])
+async def test_component_without_returning_runner_ends_although_lrm_cannot_tell_its_job(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, ordered_to_end: bool
+) -> None:
+    lrm.submit_rejection, lrm.settling_s = SiteUnavailable("the library died"), 30.0
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        await daemon.submit_component(T)
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME))
+        lrm.find_error = UNCERTAIN
+        await daemon.wait_for_state(T, "claimed")
+        if ordered_to_end:
+            await daemon.wait_for_ack(await daemon.send_command("stop", T, reason="cancelled"))
+        runner.writer.close()
+        ended = await daemon.wait_for_state(T, "ended")
+    assert ("did not reconnect" in ended["error"]) is not ordered_to_end
+
+
+async def test_runner_that_connects_during_search_prevents_another_submission(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.submit_rejection = SiteUnavailable("sbatch did not answer")
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(daemon.inventories))
+        lrm.is_finding.clear()
+        await daemon.submit_component(T)
+        await daemon.wait_until(lambda: lrm.searches == 1)
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME))
+        await daemon.wait_for_state(T, "claimed")
+        lrm.submit_rejection = None
+        lrm.is_finding.set()
+        await pass_time(20.0)
+    assert lrm.submissions == []
 
 
 def make_component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:

@@ -225,7 +225,7 @@ async def test_mark_spoiled_replica_does_not_recover_by_itself(world: World) -> 
     question_count = len(world.sites.questions)
     world.files.mark_spoiled("m", "north", "the checksum is another")
     await wait_until(lambda: len(world.sites.questions) > question_count)
-    await wait_until(lambda: not world.files._background)
+    await wait_until(lambda: not world.files._background.running)
     assert world.state_of("m", "north") is ReplicaState.UNREADABLE
     assert world.files.list_replicas("m")[0].reason == "the checksum is another"
     await world.files.verify_replicas("m")

@@ -1,6 +1,8 @@
 """Takeover by a standby daemon: the active one is killed, ended, suspended, or loses its database."""
 
+import os
 import random
+import re
 import signal
 import statistics
 import time
@@ -15,7 +17,7 @@ from koalapy.store.database import LEASE_SECONDS
 from tests.grid.grid import MAX_WAIT_S, wait_until
 from tests.grid.standby import StandbyGrid
 from tests.needs import find_postgresql
-from tests.store.postgresql import Server
+from tests.store.postgresql import Server, SlowProxy
 
 INSTALLED = find_postgresql()
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.skipif(not INSTALLED, reason="PostgreSQL missing")]
@@ -102,6 +104,92 @@ def test_active_while_database_restarts_or_refuses_stays_active(grid: StandbyGri
     gate.open()
     assert grid.wait_for_end(job)["state"] == "succeeded"
     assert grid.read_epochs() == [1]
+
+
+def set_read_only(server: Server, *, is_on: bool) -> None:
+    server.execute(f"alter system set default_transaction_read_only = {'on' if is_on else 'off'}")
+    server.execute("select pg_reload_conf()")
+
+
+@pytest.mark.nightly
+def test_active_while_database_is_read_only_rejects_changes_and_stays_active(grid: StandbyGrid, server: Server) -> None:
+    gate = grid.make_gate()
+    job = grid.submit(grid.six_nodes, *gate.hold)
+    grid.wait_for_state(job, "running")
+    set_read_only(server, is_on=True)
+    try:
+        wait_until(lambda: not grid.stores_changes(), "changes to be rejected")
+        began = time.monotonic()
+        body = {"request": ONE_NODE, "command": ["true"], "launcher": "processes"}
+        while time.monotonic() < began + LEASE_SECONDS + 8.0:
+            answer = grid.call("first", "POST", "/api/v1/jobs", json=body)
+            assert (answer.status_code, "read-only" in answer.text) == (503, True), answer.text
+            answer = grid.call("second", "GET", f"/api/v1/jobs/{job}")
+            assert answer.status_code == 200, answer.text
+    finally:
+        set_read_only(server, is_on=False)
+    wait_until(grid.stores_changes, "the active daemon to write again")
+    gate.open()
+    assert grid.wait_for_end(job)["state"] == "succeeded"
+    assert grid.read_epochs() == [1]
+
+
+@pytest.mark.nightly
+def test_active_while_database_is_slow_stays_active(server: Server, tmp_path: Path) -> None:
+    proxy = SlowProxy(server, tmp_path)
+    grid = StandbyGrid(tmp_path, server.new_database().replace(str(server.home), str(tmp_path)))
+    try:
+        grid.begin()
+        proxy.delay_s, began = 0.5, time.monotonic()
+        jobs = []
+        while time.monotonic() < began + LEASE_SECONDS + 8.0:
+            submission = grid.run_koala("submit", "--flexible", "1", "--", "true")
+            print(f"{time.monotonic() - began:.1f} s: {submission.stdout or submission.stderr}")
+            jobs += [int(number) for number in re.findall(r"\d+", submission.stdout)[:1]]
+        proxy.delay_s = 0.0
+        assert jobs
+        wait_until(lambda: grid.read_states(jobs) == {"succeeded"}, "all jobs to end")
+        assert grid.read_epochs() == [1]
+        assert grid.find_violations() == []
+    finally:
+        grid.close()
+        proxy.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_active_while_disk_of_database_is_full_rejects_changes_and_goes_on_afterwards(tmp_path: Path) -> None:
+    assert INSTALLED is not None
+    server = Server(INSTALLED, disk_mb=120)
+    server.start()
+    grid = StandbyGrid(tmp_path, server.new_database())
+    try:
+        grid.begin()
+        body = {"request": ONE_NODE, "command": ["true"], "launcher": "processes", "environment": {"FILL": "x" * 1000}}
+        began, accepted, rejections = time.monotonic(), list[int](), list[str]()
+        with server.fill_disk():
+            while time.monotonic() < began + LEASE_SECONDS + 8.0:
+                answer = grid.http.post("/api/v1/jobs:batch", json={"jobs": [body] * 10})
+                assert answer.status_code in (201, 503), answer.text
+                if answer.status_code == 201:
+                    accepted += answer.json()["jobs"]
+                else:
+                    rejections.append(answer.json()["detail"])
+                time.sleep(1.0)
+        answer = wait_until(
+            lambda: (posted := grid.http.post("/api/v1/jobs", json=body)).status_code == 201 and posted,
+            "a job to be accepted",
+        )
+        accepted.append(answer.json()["id"])
+        wait_until(lambda: grid.read_states(accepted) == {"succeeded"}, "all jobs to end")
+        assert any("No space left on device" in detail for detail in rejections)
+        print(f"{len(accepted)} jobs accepted, {len(rejections)} rejections, daemon runs {grid.read_epochs()}")
+        assert grid.find_violations() == []
+    finally:
+        try:
+            grid.close()
+        finally:
+            server.remove()
 
 
 @pytest.mark.nightly

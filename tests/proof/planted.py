@@ -199,6 +199,7 @@ def repeat_commands_of_journal() -> Iterator[None]:
 
     with (
         patch.object(JournalFolder, "load_entries", load_commands),
+        patch.object(Component, "has_runners", property(lambda component: any(node.phase for node in component.nodes))),
         patch.object(LrmJobs, "submit_component", submit_again),
         accept_second_jobs(),
     ):

@@ -108,6 +108,7 @@ def test_spool_of_previous_agent_is_read(tmp_path: Path) -> None:
     assert not any(status.pop("use") for status in statuses), "their runners measured no use of processors and memory"
     assert not any(status.pop("lease") for status in statuses), "their runners count no silence of the daemon"
     assert not any(status.pop("relayed") or status.pop("unreached") or status.pop("relay_lost") for status in statuses)
+    assert not any(status.pop("results_lost") for status in statuses)
     assert not any(status.pop("refused_sizes") or status.pop("limited") for status in statuses)
     assert statuses == read_recorded("recalled.json")
     (daemon,) = Daemons(directory).known_daemons()

@@ -1,11 +1,16 @@
 """Components that have released their nodes and still deliver results and output."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import Launcher
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.scheduler.effects import ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived, Reported
+from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
@@ -109,3 +114,52 @@ def test_delivery_unknown_to_agent_ends(is_restarted: bool) -> None:
     assert world.reasons(job, "output-missing") == [
         "of its output there is missing what had not come yet: the cluster knows nothing of it"
     ]
+
+
+RESTARTED = "the cluster's machine was restarted before it had sent the result files, which may be lost"
+LOST: Mapping[str, Any] = {"error": RESTARTED, "infrastructure": True, "results_lost": True}
+
+
+@pytest.mark.parametrize("max_restarts", [None, 0])
+@pytest.mark.parametrize("launcher", list(Launcher))
+@pytest.mark.parametrize("loser", [0, 1])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_lost_results_undo_success(is_known: bool, loser: int, launcher: Launcher, max_restarts: int | None) -> None:
+    world = World({"north": 4, "south": 4})
+    request = fixed(north=2, south=2)
+    job = world.submit(request, run_time=1e6, collect=("*",), launcher=launcher, max_restarts=max_restarts)
+    world.advance(1)
+    tokens, clusters = world.tokens(job), [component.cluster for component in live(world.job(job)).gang]
+
+    def report(index: int, state: ComponentState, **fields: Any) -> Reported:
+        return Reported(clusters[index], ComponentStatus(tokens[index], state, **fields))
+
+    def code_of(index: int) -> int | None:
+        return None if index and launcher is Launcher.OPENMPI else 0
+
+    if is_known:
+        world.step([report(index, ComponentState.DELIVERING, program_exit=code_of(index)) for index in (0, 1)])
+        assert (world.state(job), world.job(job).ending) == (JobState.RUNNING, JobState.SUCCEEDED)
+    sender = 1 - loser
+    world.step([report(loser, ComponentState.DELIVERING, **LOST)])
+    world.step([report(loser, ComponentState.ENDED, **LOST)])
+    world.step([report(sender, ComponentState.DELIVERING, program_exit=code_of(sender))])
+    world.step([report(sender, ComponentState.ENDED, program_exit=code_of(sender))])
+    reason = f"transfer-failure: {clusters[loser]}: {RESTARTED}"
+    if max_restarts is None:
+        assert world.reasons(job, "requeued") == [f"{reason} (restart 1 of 10)"]
+        assert (world.job(job).restarts, world.job(job).exit_code) == (1, None)
+    else:
+        assert (world.state(job), world.job(job).exit_code) == (JobState.FAILED, None)
+        assert world.job(job).reason == f"{reason} (gave up after 0 restarts)"
+    failures = [refusal.cluster for refusal in world.job(job).refusals]
+    assert failures == [clusters[loser]], "the failure counts once, against its cluster"
+
+
+def test_lost_results_of_failed_job_do_not_restart_it() -> None:
+    world = World({"north": 4})
+    job, token = submit_running_job(world)
+    world.step([delivering_report(token, program_exit=3)])
+    world.step([delivering_report(token, **LOST)])
+    world.step([Reported("north", ComponentStatus(token, ComponentState.ENDED, **LOST))])
+    assert (world.state(job), world.job(job).exit_code) == (JobState.FAILED, 3)

@@ -4,14 +4,18 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 DEADLINE = 60.0
+SOCKET = ".s.PGSQL.5432"
 READY = b"database system is ready to accept"
 SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=50", "autovacuum=off")
 
@@ -19,10 +23,15 @@ SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_conne
 class Server:
     """A server that runs from ``start`` to ``stop``; ``remove`` deletes its folder."""
 
-    def __init__(self, folder: Path, primary: "Server | None" = None) -> None:
-        """Create the files of a server: empty ones, or a copy of those of ``primary``, which it follows."""
-        self._programs = folder
+    def __init__(self, folder: Path, primary: "Server | None" = None, disk_mb: int = 0) -> None:
+        """Create the files of a server: empty ones, or a copy of those of ``primary``, which it follows.
+
+        With ``disk_mb`` they are on a disk of this size in memory, which only root can mount.
+        """
+        self._programs, self._has_disk = folder, bool(disk_mb)
         self.home = Path(tempfile.mkdtemp(prefix="koala-pg-", dir="/tmp"))
+        if disk_mb:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "tmpfs", str(self.home)], check=True)
         self._user = self._unprivileged()
         if self._user:
             shutil.chown(self.home, self._user)
@@ -96,7 +105,21 @@ class Server:
 
     def remove(self) -> None:
         self.stop()
+        if self._has_disk:
+            subprocess.run(["umount", str(self.home)], check=True)
         shutil.rmtree(self.home)
+
+    @contextmanager
+    def fill_disk(self) -> Iterator[None]:
+        """Leave no space on the disk of the server."""
+        ballast = self.home / "ballast"
+        try:
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            yield
+        finally:
+            ballast.unlink()
 
     def new_database(self) -> str:
         """Create an empty database and return its URL."""
@@ -104,3 +127,36 @@ class Server:
         name = f"koala{self._databases}"
         self.execute(f"create database {name}")
         return f"postgresql://koala@/{name}?host={self.home}"
+
+
+class SlowProxy:
+    """A socket of a server that delays each message to it by ``delay_s``."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.delay_s, self._closed = 0.0, threading.Event()
+        self._target = str(server.home / SOCKET)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, target = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
+                target.connect(self._target)
+                threading.Thread(target=self._copy, args=(client, target, True), daemon=True).start()
+                threading.Thread(target=self._copy, args=(target, client, False), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, is_slow: bool) -> None:
+        with suppress(OSError):
+            while piece := source.recv(65536):
+                self._closed.wait(self.delay_s if is_slow else 0.0)
+                target.sendall(piece)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._listener.close()

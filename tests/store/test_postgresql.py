@@ -86,6 +86,22 @@ def test_store_after_server_restart_continues(store: JobStore, server: Server) -
     assert store.job(2) == make_running_job(2)
 
 
+def test_write_after_read_to_read_only_server_raises_store_unavailable(store: JobStore, server: Server) -> None:
+    server.execute("alter system set default_transaction_read_only = on")
+    server.execute("select pg_reload_conf()")
+    try:
+        with make_engine(store.database.engine.url.render_as_string(False)).connect() as connection:
+            while connection.execute(text("show default_transaction_read_only")).scalar() == "off":
+                connection.rollback()
+        assert store.job(1) is None
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
+            store.write(make_batch(make_job(1)))
+        assert store.job(1) is None
+    finally:
+        server.execute("alter system reset default_transaction_read_only")
+        server.execute("select pg_reload_conf()")
+
+
 def test_migrate_without_server_raises_store_unavailable(url: str, server: Server) -> None:
     server.stop()
     try:

@@ -10,7 +10,7 @@ import pytest
 from alembic.migration import MigrationContext
 from sqlalchemy import Pool, event, text
 
-from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.store.database import LEASE_SECONDS, Claim, Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import open_stores, upgrade
@@ -150,6 +150,18 @@ def test_holder_whose_lock_a_pooler_dropped_locks_again_at_renewal(
     database.lease.renew(1001.0)
     assert lease_reader.read().is_locked
     database.close()
+
+
+@pytest.mark.processes
+def test_reader_of_read_only_database_raises_store_unavailable(postgresql_url: str, lease_reader: LeaseReader) -> None:
+    Database(make_engine(postgresql_url), lambda: 1000.0, upgrade=upgrade).close()
+    assert lease_reader.read().epoch == 1
+    with make_engine(postgresql_url).connect().execution_options(isolation_level="AUTOCOMMIT") as admin:
+        name = admin.engine.url.database
+        admin.execute(text(f"alter database {name} set default_transaction_read_only = on"))
+    lease_reader.close()
+    with pytest.raises(StoreUnavailable, match="accepts no changes"):
+        lease_reader.read()
 
 
 @pytest.mark.processes

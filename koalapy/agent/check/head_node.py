@@ -29,19 +29,8 @@ from koalapy.system.files import DIRECTORY, open_socket_folder
 from koalapy.system.tls import explain_tls_error
 
 SHARED_FILE_SYSTEMS = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb",
-    "gluster",
-    "afs",
-    "panfs",
-    "pvfs",
-    "orangefs",
-    "weka",
+    *("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb"),
+    *("gluster", "afs", "panfs", "pvfs", "orangefs", "weka"),
 )
 """Prefixes of the types of file systems that several hosts can mount."""
 WRONG_URL_STATUSES = (400, 421)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -38,13 +39,13 @@ RETURN_TIMEOUT = 15.0
 """Seconds that runners have to reconnect to a restarted agent."""
 
 
+@dataclass(eq=False, slots=True)
 class RejectedRunners:
     """Reports rejected runners: the first of a component at once, later ones together after ``MIN_INTERVAL``."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self._pending_reports: dict[str, RejectedRunner | None] = {}
-        """Reports to send at the end of the interval, by component name; None if there is none."""
+    _reporter: Reporter
+    _pending_reports: dict[str, RejectedRunner | None] = field(default_factory=dict)
+    """Reports to send at the end of the interval, by component name; None if there is none."""
 
     def report_rejection(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
         """Report a connection that posed as a node's runner at once, or count it for the end of ``MIN_INTERVAL``."""
@@ -76,35 +77,32 @@ class RejectedRunners:
         )
 
 
+@dataclass(eq=False, slots=True)
 class Barrier:
     """Holds runners until all have connected and the daemon opens the component, and handles their messages.
 
     To open a component is to send its runners the plan: the command that each one starts.
     """
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        jobs: LrmJobs,
-        monitor: LrmMonitor,
-        secrets: RunnerSecrets,
-        impostors: RejectedRunners,
-        leases: Leases,
-        streams: Streams,
-        relays: RelayedLinks,
-    ) -> None:
-        self._relays, self._monitor = relays, monitor
-        relays.on_lost = self.fail_relayed
-        self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
-        self._leases, self._streams = leases, streams
-        self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """Nodes with absent runners that still have time to reconnect."""
-        self._output_failed: set[str] = set()
-        self._tasks = BackgroundTasks()
+    _reporter: Reporter
+    _jobs: LrmJobs
+    _monitor: LrmMonitor
+    _secrets: RunnerSecrets
+    _impostors: RejectedRunners
+    _leases: Leases
+    _streams: Streams
+    _relays: RelayedLinks
+    _absent: dict[tuple[str, int], asyncio.Task[None]] = field(default_factory=dict)
+    """Nodes with absent runners that still have time to reconnect."""
+    _output_failed: set[str] = field(default_factory=set)
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    def __post_init__(self) -> None:
+        self._relays.on_lost = self.fail_relayed
 
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
-        component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
+        component.record_opening(plan)
         self._tasks.spawn(self._send_plan(component, plan))
 
     async def _send_plan(self, component: Component, plan: dict[str, Any]) -> None:
@@ -202,6 +200,7 @@ class Barrier:
             self._monitor.request_poll()
             return False
         node.lrm_job, node.life = lrm_job, life
+        component.note_survival()
         earlier, node.runner, node.exit = node.runner, runner, None
         if awaited := self._absent.pop((component.name, index), None):
             awaited.cancel()
@@ -403,6 +402,7 @@ class Barrier:
     def _expect(self, component: Component, index: int, within: float) -> None:
         """Start the time in seconds that an absent runner has to reconnect, unless it is running already."""
         key = component.name, index
+        component.nodes[index].is_awaited = True
         if key not in self._absent:
             self._absent[key] = asyncio.create_task(self._await_reconnection(component, index, within))
 
@@ -410,9 +410,10 @@ class Barrier:
         """Fail and end the component if a node's runner is absent after ``within`` seconds and left no result."""
         await sleep_awake(within)
         self._absent.pop((component.name, index), None)
+        node = component.nodes[index]
+        node.is_awaited = False
         component.collect_results()  # its secret may have been unknown when the folder was loaded
         self._reporter.publish_output(component)
-        node = component.nodes[index]
         if node.runner is None and node.result is None and not component.ended:
             component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not reconnect")
             self._reporter.publish_status(component)

@@ -29,19 +29,13 @@ MEMORY_KILL = re.compile(
 )
 """A line of Slurm about a step that it killed for its memory. Its job is then often just killed by a signal."""
 ORDER_FIELDS = (
-    "size",
-    "walltime",
-    "stage",
-    "collect",
-    "user",
-    "node_class",
-    "requirement",
-    "reservation",
-    "lease",
-    "output_limit",
+    *("size", "walltime", "stage", "collect", "user"),
+    *("node_class", "requirement", "reservation", "lease", "output_limit"),
 )
 """Fields of a component that its journal records when it is submitted."""
-END_FIELDS = {"exit_code", "error", "infrastructure", "refused", "refused_sizes", "exceeded", "relay_lost"}
+END_FIELDS = {
+    *("exit_code", "error", "infrastructure", "refused", "refused_sizes", "exceeded", "relay_lost", "results_lost")
+}
 """Fields of a component that its journal records when it has ended."""
 RESULT_ENTRY = "result.{node}"
 """Name of the journal entry with the result of a node's runner."""
@@ -82,6 +76,8 @@ class Node:
     phase: str = ""
     """Phase that the runner reports: waiting, opened, running, ending, ended; empty before its hello."""
     runner: RunnerConnection | None = None
+    is_awaited: bool = False
+    """Whether its runner has connected before and still has time to reconnect."""
     has_program_ended: bool = False
     """Whether its program has ended. The rest of the output and the result follow."""
     lrm_job: str = ""
@@ -139,6 +135,10 @@ class Component:
     """Those that need relays, since their nodes did not reach each other directly; None: unknown."""
     relay_lost: bool = False
     """Whether it has failed because relayed links outside this site were lost, or because it was preempted here."""
+    results_lost: bool = False
+    """Whether its program had succeeded, but its files may have been lost before they were sent."""
+    was_cut: bool = False
+    """Whether the machine was restarted after its program was opened, and no runner has connected since."""
     stop: str | None = None
     grace: Grace | None = None
     """Grace period of a component that is being stopped."""
@@ -192,20 +192,36 @@ class Component:
                 setattr(component, name, end[name])
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
-        if component.exit_code == 0 and entries.get("boot", boot := read_boot_id()) != boot:
-            component._fail_without_results()
+        component.was_cut = "results_lost" in entries or entries.get("boot", boot := read_boot_id()) != boot
+        component._fail_unsent_results()
         return component
 
-    def _fail_without_results(self) -> None:
+    def _fail_unsent_results(self) -> None:
         """Fail a successful component whose files the daemon has not stored, after a restart of the machine.
 
         Its program may not have flushed them to the disk. The job's next attempt writes them again.
         """
-        if self.collect and self.stage is not None and not self.collected:
-            self.exit_code = None
-            self.fail("the cluster's machine was restarted before it had sent the result files, which may be lost")
+        if not self.was_cut or not self.collect or self.stage is None or self.collected or self.plan is None:
+            return
+        has_succeeded = self.exit_code == 0
+        if self.exit_code is None and not self.error and self.plan["launcher"] == "openmpi" and not self.is_leader:
+            has_succeeded = all(node.result and not node.result["code"] for node in self.nodes)  # as far as known here
+        if has_succeeded:
+            self.error = "the cluster's machine was restarted before it had sent the result files, which may be lost"
+            self.exit_code, self.infrastructure, self.relay_lost, self.results_lost = None, True, False, True
+            self.folder.note_entry(results_lost=True)
             if self.ended:
                 self.mark_ended()
+
+    def record_opening(self, plan: dict[str, Any]) -> None:
+        """Record the plan in the journal, before it is sent to the runners. Raise ``OSError``."""
+        self.folder.write_entry(open=plan, lives=[node.life for node in self.nodes], boot=read_boot_id())
+
+    def note_survival(self) -> None:
+        """Record that its runners, and so its files, outlived the last restart of the machine, as one has connected."""
+        if self.was_cut and not self.results_lost:
+            self.was_cut = False
+            self.folder.note_entry(boot=read_boot_id())
 
     def write_order(self) -> None:
         """Record the order in the journal. Raise ``OSError``."""
@@ -267,6 +283,16 @@ class Component:
         return [node.runner for node in self.nodes if node.runner is not None]
 
     @property
+    def has_runners(self) -> bool:
+        """Whether runners have connected to this agent or an earlier one."""
+        return self.plan is not None or any(node.phase for node in self.nodes)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a runner without a result is connected, or has time to connect again."""
+        return any(node.result is None and (node.runner is not None or node.is_awaited) for node in self.nodes)
+
+    @property
     def has_seen_all_runners(self) -> bool:
         return all(node.phase for node in self.nodes)
 
@@ -317,6 +343,7 @@ class Component:
             relayed=self.relayed,
             unreached=self.unreached,
             relay_lost=self.relay_lost,
+            results_lost=self.results_lost,
         )
 
     def _node_use(self) -> ProgramUse | None:
@@ -356,7 +383,7 @@ class Component:
         the key.
         """
         if self.nodes[index].result is None:
-            self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result}, boot=read_boot_id())
+            self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result})
             self._apply_result(index, result)
 
     def _apply_result(self, index: int, result: dict[str, Any]) -> None:
@@ -393,6 +420,7 @@ class Component:
     def on_job_ended(self, job: LrmJob | None, lrm: str = "the local resource manager") -> None:
         """Process the end of a component's job and set its error; None if the ``lrm`` no longer knows it."""
         self.collect_results()
+        self._fail_unsent_results()
         unsent = self.folder.unsent_files()
         for index, node in enumerate(self.nodes):
             total = (node.result or {}).get("output")

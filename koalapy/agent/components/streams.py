@@ -1,6 +1,6 @@
 """Pass streams between the daemon and the runners of this cluster, as far as the site allows them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import structlog
@@ -34,20 +34,16 @@ class OpenStream:
     opened_at: float
 
 
+@dataclass(eq=False, slots=True)
 class Streams:
     """The streams that pass through this agent, which keeps none of their bytes."""
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        cluster: str,
-        interactive: Interactive,
-        clock: Clock = SYSTEM_CLOCK,
-        max_streams: int = MAX_STREAMS,
-    ) -> None:
-        self._reporter, self._cluster, self._interactive = reporter, cluster, interactive
-        self._clock, self._max_streams = clock, max_streams
-        self._open: dict[str, OpenStream] = {}
+    _reporter: Reporter
+    _cluster: str
+    _interactive: Interactive
+    _clock: Clock = SYSTEM_CLOCK
+    max_streams: int = MAX_STREAMS
+    _open: dict[str, OpenStream] = field(default_factory=dict)
 
     def receive_from_daemon(self, message: wire.StreamToNode) -> None:
         """Open a stream, or pass a message of its client on. Ignore messages of a stream that has ended."""
@@ -97,8 +93,8 @@ class Streams:
             return reason
         if order.stream in self._open:
             return f"there is a stream {order.stream[:40]} already"
-        if len(self._open) >= self._max_streams:
-            return f"{self._cluster} has {self._max_streams} streams already, which is its limit: try again later"
+        if len(self._open) >= self.max_streams:
+            return f"{self._cluster} has {self.max_streams} streams already, which is its limit: try again later"
         component = self._reporter.find_component(order.token)
         if component is None or component.ended or component.stop is not None:
             return f"the job does not run on {self._cluster} any more"

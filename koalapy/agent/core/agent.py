@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -36,7 +36,7 @@ from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports
 from koalapy.agent.transfers.stages import ComponentFiles
-from koalapy.model.errors import SiteError, SiteFault, SiteRejected
+from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT
 from koalapy.model.reports import ComponentStatus, Versions
@@ -119,7 +119,7 @@ class Agent:
             "unexport": exports.revoke_ticket,
             "background": background.start_job,
             "background-stop": background.stop_jobs,
-            "nodes": self._list_nodes,
+            "nodes": self._reporter.list_nodes,
             "reserve": reservations.reserve_nodes,
             "unreserve": reservations.release_reservation,
             "reservations": reservations.list_reservations,
@@ -228,7 +228,7 @@ class Agent:
                 self._jobs.submit_component(component, unsure=True)
             elif component.stop is not None:
                 self._jobs.end_component(component)
-            elif component.plan is not None:
+            if component.plan is not None and (component.lrm_job is None or component.stop is None):
                 self._files.fetch_early(component)
                 self._barrier.await_return(component)
         self._files.stages.load_stages()
@@ -412,13 +412,6 @@ class Agent:
             snapshot = await self._monitor.latest_snapshot()
         self._end_unrecorded(snapshot)
         self._reporter.send_inventory(snapshot, stages)
-
-    async def _list_nodes(self, _: Mapping[str, Any]) -> Mapping[str, object]:
-        """Answer the daemon's question about single nodes, from the last query of the resource manager."""
-        snapshot, age = self._monitor.known_snapshot()
-        if not snapshot.nodes:
-            raise SiteRejected("its resource manager lists no single nodes", fault=SiteFault.UNKNOWN)
-        return asdict(self._reporter.list_nodes(snapshot, age))
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
         """End the daemon's jobs that the resource manager holds although the agent's record of them is lost."""

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -40,14 +39,6 @@ class BackgroundOrder(BaseModel):
     seconds: float = Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundJob:
-    """A submitted job: its number in the resource manager, and when it would end (monotonic) had it started at once."""
-
-    job: str
-    until: float
-
-
 class Background:
     """Answers the questions ``background`` and ``background-stop``. Both raise ``SiteError``."""
 
@@ -58,7 +49,8 @@ class Background:
         as root."""
         self._refused, self._clock = refused, clock
         self._lrm, self._kind, self._directory = lrm, kind, directory
-        self._started: dict[str, BackgroundJob] = {}
+        self._started: dict[str, tuple[str, float]] = {}
+        """By name: number in the resource manager, and when it would end (monotonic) had it started at once."""
         self._lock = asyncio.Lock()
         """Held while jobs are submitted or ended, so that jobs being submitted count."""
 
@@ -83,7 +75,7 @@ class Background:
         """Submit a job that sleeps, and remove old folders. Raise ``SiteRejected`` if too many are running."""
         self._forget_ended()
         now = self._clock.monotonic()
-        if sum(job_record.until > now for job_record in self._started.values()) >= MAX_CONCURRENT_JOBS:
+        if sum(until > now for _, until in self._started.values()) >= MAX_CONCURRENT_JOBS:
             raise SiteRejected(
                 f"{MAX_CONCURRENT_JOBS} background jobs are running already", hint="wait for some to end"
             )
@@ -104,7 +96,7 @@ class Background:
             walltime=seconds + WALLTIME_ALLOWANCE,
         )
         job = await self._lrm.submit_job(submission)
-        self._started[name] = BackgroundJob(job, self._clock.monotonic() + seconds)
+        self._started[name] = job, self._clock.monotonic() + seconds
         log.info("background started", action="background-started", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
 
@@ -113,9 +105,9 @@ class Background:
         async with self._lock:
             self._forget_ended()
             stopped, failed = 0, None
-            for name, started in list(self._started.items()):
+            for name, (job, _) in list(self._started.items()):
                 try:
-                    await self._lrm.cancel_job(started.job, name)
+                    await self._lrm.cancel_job(job, name)
                 except SiteError as error:
                     failed = error
                     continue
@@ -128,8 +120,4 @@ class Background:
     def _forget_ended(self) -> None:
         """Forget jobs that must have ended, since resource managers remember them for long."""
         now = self._clock.monotonic()
-        self._started = {
-            name: job_record
-            for name, job_record in self._started.items()
-            if job_record.until + MAX_QUEUED_SECONDS > now
-        }
+        self._started = {name: job for name, job in self._started.items() if job[1] + MAX_QUEUED_SECONDS > now}

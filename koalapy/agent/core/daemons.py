@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,53 +55,45 @@ class Daemons:
         if epoch < record.epoch or (epoch == record.epoch and run_id != record.life):
             return False
         fields = {"epoch": epoch, "life": run_id}
-        if (epoch, run_id) != (record.epoch, record.life) and self._write_epoch(instance, fields):
-            self._records[instance] = record.model_copy(update=fields)
+        if (epoch, run_id) != (record.epoch, record.life):
+            self._save(record, fields, self._write_epoch)
         return True
 
     def record_job(self, instance: str, job: int) -> None:
         """Record the highest job number of a daemon."""
         record = self._records.get(instance)
-        if record is not None and job > record.job and self._write_job(instance, job):
-            self._records[instance] = record.model_copy(update={"job": job})
+        if record is not None and job > record.job:
+            self._save(record, {"job": job}, self._write_job)
 
-    def _write_job(self, instance: str, job: int) -> bool:
-        """Overwrite the number of a job in place, which is as safe as a new file and takes a tenth of the time.
-
-        Return False if the disk is full; the daemon's next message retries it.
-        """
-        folder = self._directory / instance
+    def _save(self, record: KnownDaemon, fields: dict[str, Any], write: Callable[[Path, bytes], None]) -> None:
+        """Save changed fields of a daemon. If the disk is full, the daemon's next message retries it."""
         try:
-            try:
-                descriptor = open_regular(folder / JOB_FILE)
-            except FileNotFoundError:
-                folder.mkdir(mode=0o700, exist_ok=True)
-                descriptor = open_regular(folder / JOB_FILE)
-            try:
-                os.pwrite(descriptor, json.dumps({"job": job}).ljust(JOB_FILE_SIZE).encode(), 0)
-                os.ftruncate(descriptor, JOB_FILE_SIZE)
-            finally:
-                os.close(descriptor)
+            write(self._directory / record.instance, json.dumps(fields).encode())
         except OSError as error:
-            _warn_not_saved(instance, error)
-            return False
-        return True
+            text = "cannot save a daemon's epoch or job"
+            log.warning(text, action="daemon-not-noted", instance=record.instance, reason=str(error))
+        else:
+            self._records[record.instance] = record.model_copy(update=fields)
 
-    def _write_epoch(self, instance: str, fields: dict[str, Any]) -> bool:
-        """Save the epoch on the disk. Return False if that is full; the daemon's next message retries it."""
-        folder = self._directory / instance
+    @staticmethod
+    def _write_job(folder: Path, content: bytes) -> None:
+        """Overwrite the number of a job in place, which is as safe as a new file and takes a tenth of the time."""
         try:
+            descriptor = open_regular(folder / JOB_FILE)
+        except FileNotFoundError:
             folder.mkdir(mode=0o700, exist_ok=True)
-            replace_file(folder / EPOCH_FILE, json.dumps(fields).encode())
-            sync_folder(self._directory)
-        except OSError as error:
-            _warn_not_saved(instance, error)
-            return False
-        return True
+            descriptor = open_regular(folder / JOB_FILE)
+        try:
+            os.pwrite(descriptor, content.ljust(JOB_FILE_SIZE), 0)
+            os.ftruncate(descriptor, JOB_FILE_SIZE)
+        finally:
+            os.close(descriptor)
 
-
-def _warn_not_saved(instance: str, error: OSError) -> None:
-    log.warning("cannot save a daemon's epoch or job", action="daemon-not-noted", instance=instance, reason=str(error))
+    @staticmethod
+    def _write_epoch(folder: Path, content: bytes) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        replace_file(folder / EPOCH_FILE, content)
+        sync_folder(folder.parent)
 
 
 def _load_records(directory: Path) -> Iterator[KnownDaemon]:

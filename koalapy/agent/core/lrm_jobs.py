@@ -235,6 +235,9 @@ class LrmJobs:
         """Poll the resource manager until cancelled: at intervals, after its changes, and on request."""
         try:
             await self._open()
+            for component in self._reporter.live.values():
+                if component.lrm_job is not None:
+                    self._lrm.expect_job(component.lrm_job, component.name, component.user)
             self._tasks.spawn(self._watch_changes())
             await self._monitor.wait_until_due(FIRST_POLL_DELAY)  # give the resource manager time for its first changes
             reported_at = 0.0
@@ -301,12 +304,14 @@ class LrmJobs:
     def _may_exist(self, component: Component, snapshot: LrmSnapshot, began: float) -> bool:
         """Return whether a component's job may exist that a snapshot does not list.
 
-        The snapshot may be from before the submission. That does no harm if the job has been ordered to end, or if its
-        runners have told or saved their results.
+        The snapshot may be from before the submission. That does no harm if the job has been ordered to end before its
+        program was opened, or if its runners have told or saved their results.
         """
         if snapshot.unreadable or component.submitted_at >= began:
             return True
-        if component.stop is not None or component.submitted_at + self._lrm.max_snapshot_age_s < began:
+        if component.submitted_at + self._lrm.max_snapshot_age_s < began:
+            return False
+        if component.stop is not None and component.plan is None:
             return False
         component.collect_results()
         return not all(node.result for node in component.nodes)
@@ -330,7 +335,7 @@ class LrmJobs:
             ending.append(job)
         elif job is not None:
             component.on_job_alive(job)
-            runs = job.state is LrmJobState.RUNNING and not job.starting
+            runs = job.state is LrmJobState.RUNNING and not job.starting and not job.gone
             if runs and not component.has_seen_all_runners and component.name not in self._awaited:
                 self._awaited.add(component.name)
                 self._tasks.spawn(self._await_runners(component, job.nodes))
@@ -410,6 +415,7 @@ class LrmJobs:
             self._monitor.request_poll()  # the last report of this cluster may be outdated
         else:
             component.folder.note_entry(lrm=component.lrm_job)
+            self._lrm.expect_job(component.lrm_job, component.name, component.user)
             log.info(
                 "component submitted", action="component-submitted", token=component.token, lrm_job=component.lrm_job
             )
@@ -421,8 +427,8 @@ class LrmJobs:
         """Submit a component's job and return its id; None if it was stopped before there was one. Raise ``SiteError``.
 
         A submission without an answer may have succeeded, or may still do so. Repeat it only after a pause in which its
-        job would appear, and if no job of the name exists. A job that appears later is ended. A component with a
-        connected runner has a job: search for it without limit, since its program may run.
+        job would appear, and if no job of the name exists. A job that appears later is ended. A component with runners
+        has a job: search for it as long as its program may run, even if the resource manager cannot tell.
         """
         monitor, lrm, attempt = self._monitor, self._lrm, 0
         failed = SiteUnavailable("no job of its name was found")
@@ -430,25 +436,30 @@ class LrmJobs:
             if (known := next((node.lrm_job for node in component.nodes if node.lrm_job), None)) is not None:
                 return known
             attempt += 1
-            has_job = any(node.phase for node in component.nodes)
             try:
                 lrm_job = (
                     await monitor.call_lrm(LrmOperation.FIND, lrm.find_job(component.name, component.user))
                     if unsure
                     else None
                 )
-                if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES and not has_job:
+                may_submit = component.stop is None and attempt < MAX_SUBMIT_TRIES and not component.has_runners
+                if lrm_job is None and may_submit:
                     await component.folder.wait_synced()  # else a job could run without a record
                     lrm_job = await monitor.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
                     monitor.on_job_accepted()
-                if lrm_job is not None or component.stop is not None:
+                if lrm_job is not None or (component.stop is not None and not component.may_run):
                     return lrm_job
+                is_answered = True
+            except SiteRejected:
+                if not component.may_run:
+                    raise
                 is_answered = True
             except SiteUnavailable as error:
                 unsure, failed, is_answered = True, error, False
-            if attempt >= MAX_SUBMIT_TRIES and (is_answered or not has_job):
+            has_runners = component.has_runners
+            if attempt >= MAX_SUBMIT_TRIES and not component.may_run and (is_answered or not has_runners):
                 raise failed
-            if has_job:
+            if has_runners:
                 await asyncio.sleep(FIND_INTERVAL)
                 continue
             settling_time = await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time())

@@ -3,8 +3,9 @@
 import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -16,6 +17,7 @@ from koalapy.agent.runners.uplink import Uplink
 from koalapy.agent.transfers.exports import missing_programs
 from koalapy.model.bounds import NOTICES
 from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import (
     MAX_LISTED_NODES,
@@ -259,8 +261,11 @@ class Reporter:
             if job.name not in self.components and not is_over and is_token(token):
                 yield token, job
 
-    def list_nodes(self, snapshot: LrmSnapshot, age: float) -> NodeList:
-        """Return the nodes of a snapshot with their components, at most ``MAX_LISTED_NODES``; see ``NodeList``."""
+    async def list_nodes(self, _: Mapping[str, Any]) -> Mapping[str, object]:
+        """Answer the daemon's question for single nodes: at most ``MAX_LISTED_NODES``, as a ``NodeList``."""
+        snapshot, age = self._monitor.known_snapshot()
+        if not snapshot.nodes:
+            raise SiteRejected("its resource manager lists no single nodes", fault=SiteFault.UNKNOWN)
         prefix = lrm_name(self.instance, "")
         tokens = {
             node: job.name.removeprefix(prefix)
@@ -270,7 +275,7 @@ class Reporter:
         }
         nodes = sorted(snapshot.nodes, key=lambda node: node.state != "down")[:MAX_LISTED_NODES]
         held = (replace(node, token=tokens.get(node.name, "")) if node.state == "held" else node for node in nodes)
-        return NodeList(tuple(held), age)
+        return asdict(NodeList(tuple(held), age))
 
     def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         """Yield a status for each job without a record, which lets the daemon stop it. Remember the jobs' accounts."""

@@ -44,21 +44,17 @@ RunCommand = Callable[..., Awaitable[CommandResult]]
 """``run_command``, or what replaces it in tests; ``RunAs.run`` takes the account too, empty for the agent's own."""
 
 
+@dataclass(eq=False)
 class Commands:
     """Runs the commands of one resource manager. Methods raise ``SiteError``."""
 
-    def __init__(
-        self,
-        run_as: RunCommand,
-        environment: Mapping[str, str],
-        transient: re.Pattern[str],
-        hints: Sequence[tuple[re.Pattern[str], str]] = (),
-        unavailable_hint: str = "",
-    ) -> None:
-        """``transient``: pattern of errors worth a retry, with ``unavailable_hint``; ``hints``: for failed queries."""
-        self.environment = environment
-        self._run_as, self._transient, self._hints = run_as, transient, hints
-        self._unavailable_hint = unavailable_hint
+    _run_as: RunCommand
+    environment: Mapping[str, str]
+    _transient: re.Pattern[str]
+    """Pattern of errors worth a retry."""
+    _hints: Sequence[tuple[re.Pattern[str], str]] = ()
+    """For failed queries."""
+    _unavailable_hint: str = ""
 
     async def run(
         self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT_S

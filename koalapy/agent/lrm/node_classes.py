@@ -137,19 +137,20 @@ class NodeGroup(NodeClassReport):
         """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used."""
         if self.cores is None:
             return ()
-        counts = Counter(self._subtract_used(used[name]) for name in self.nodes if name in used)
+        counts = Counter(
+            NodePart(
+                self.cores - part.cores,
+                None if self.memory is None else max(0, self.memory - (part.memory or 0)),
+                subtract_gpus(self.gpus, part.gpus),
+            )
+            for name, part in used.items()
+            if name in self.nodes
+        )
         return tuple(
             NodePartReport(count, left.cores, left.memory, left.gpus)
             for left, count in sorted(counts.items(), key=lambda item: repr(item[0]))
             if left.cores > 0 and left.memory != 0
         )
-
-    def _subtract_used(self, used: "NodePart") -> "NodePart":
-        cores = (self.cores or 0) - used.cores
-        if self.memory is None:
-            return NodePart(cores, None, subtract_gpus(self.gpus, used.gpus))
-        memory = max(0, self.memory - (used.memory or 0))
-        return NodePart(cores, memory, subtract_gpus(self.gpus, used.gpus))
 
 
 class NodePart(NamedTuple):

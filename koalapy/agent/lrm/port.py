@@ -253,6 +253,10 @@ class Lrm(Protocol):
         """Return the id of an account's job of that name, or None. It is called before a submission is repeated."""
         ...
 
+    def expect_job(self, job: str, name: str, user: str = "") -> None:
+        """Follow an account's job that an earlier agent submitted. It may have ended since."""
+        return
+
     async def settling_time(self) -> float:
         """Return the seconds after which an unanswered submission is listed, if it was accepted at all."""
         ...

@@ -117,8 +117,9 @@ class Stream(RunnerMessage):
     message: Annotated[StreamFromNode, Field(discriminator="type")]
 
 
-class Exit(RunnerMessage):
-    t: Literal["exit"]
+class NodeEnd(RunnerMessage):
+    """How the program of a node has ended."""
+
     code: ExitCode | None
     error: Annotated[
         TruncatedText, BeforeValidator(lambda text: escape_surrogates(text) if isinstance(text, str) else text)
@@ -131,21 +132,17 @@ class Exit(RunnerMessage):
     """None from runners of versions without this field, and if the program never started."""
 
 
-class RunnerResult(RunnerMessage):
+class Exit(NodeEnd):
+    t: Literal["exit"]
+
+
+class RunnerResult(NodeEnd):
     """The result that a runner saves in its spool, where programs may write as well."""
 
-    code: ExitCode | None
-    error: Annotated[
-        TruncatedText, BeforeValidator(lambda text: escape_surrogates(text) if isinstance(text, str) else text)
-    ]
-    infrastructure: bool
-    stopped: bool
-    warned: bool = False
     host: Host | Literal[""]
     """Empty if it was never known."""
     name: Name
     output: Bytes | None = None
-    usage: NodeUsage | None = None
 
 
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(

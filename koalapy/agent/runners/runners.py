@@ -13,6 +13,7 @@ import stat
 import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -57,12 +58,11 @@ class RunnerSecrets:
 
     def __init__(self, lrm: Lrm, cluster: str, token: str) -> None:
         self._lrm, self._cluster, self._token = lrm, cluster, token
-        self._own_key = b""
 
     def secret_of(self, component: str, node: int) -> bytes | None:
         """Return the secret of a component's node; None while the resource manager's key is unknown."""
         key = self._lrm.runners_key()
-        return None if key is None else derive_key(key or self._key_of_the_token(), "runner", component, str(node))
+        return None if key is None else derive_key(key or self._own_key, "runner", component, str(node))
 
     def secret_of_token(self, instance: str, token: str, node: int) -> bytes | None:
         """Return the secret of a node by its component's daemon and token."""
@@ -73,11 +73,10 @@ class RunnerSecrets:
         secrets = [self.secret_of(component, node) for node in range(size)]
         return tuple(secret.hex() for secret in secrets if secret is not None)
 
-    def _key_of_the_token(self) -> bytes:
-        """Derive the key for runners' secrets from the agent's token, once, since that takes long by design."""
-        if not self._own_key:
-            self._own_key = derive_token_key(self._token, f"runners of {self._cluster}")
-        return self._own_key
+    @cached_property
+    def _own_key(self) -> bytes:
+        """The key for runners' secrets from the agent's token, derived once, since that takes long by design."""
+        return derive_token_key(self._token, f"runners of {self._cluster}")
 
 
 def secret_files(secrets: Sequence[str]) -> dict[str, bytes]:

@@ -211,7 +211,9 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        self._make_room()
+        if len(self._tickets) >= self._max_tickets:  # revoke the oldest of the site with the most
+            ((site, _),) = Counter(ticket.site for ticket in self._tickets.values()).most_common(1)
+            self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
         module = secrets.token_hex(8)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
         ticket = Ticket(module, asker, secrets.token_hex(16), folder, entry, alarm)
@@ -265,12 +267,6 @@ class Exports:
         with self.replicas.roots.open_path(path) as opened:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
-
-    def _make_room(self) -> None:
-        """Revoke the oldest ticket of the site with most tickets if there are too many. Raise ``OSError``."""
-        if len(self._tickets) >= self._max_tickets:
-            ((site, _),) = Counter(ticket.site for ticket in self._tickets.values()).most_common(1)
-            self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
 
     def _revoke(self, module: str) -> None:
         """End a ticket and remove it from rsync's configuration. Ignore an unknown one. Raise ``OSError``."""

@@ -381,16 +381,13 @@ class Pull:
                 # A cut is noticed long after the last bytes, which arrived before the last measurement.
                 self.flowing += max(0.0, min(ended, self._last[0]) - first[0])
                 self.flowed += max(0, self.arrived_bytes - first[1])
-            self._return_ticket(file.source, route)
+            # The ticket is returned without waiting for that; it also expires.
+            returning = self._means.questions.ask_cluster(file.source, "unexport", {"module": route.module})
+            asyncio.ensure_future(returning).add_done_callback(_forget)
         if outcome.local_error:
             raise StageError(f"the disk of {self._means.cluster} is full: {outcome.local_error}", "site")
         if outcome.code:
             raise TransferCut(outcome.reason)
-
-    def _return_ticket(self, source: str, route: Route) -> None:
-        """Return a ticket without waiting for that; tickets also expire."""
-        task = asyncio.ensure_future(self._means.questions.ask_cluster(source, "unexport", {"module": route.module}))
-        task.add_done_callback(_forget)
 
     # How far it is
 

@@ -14,7 +14,7 @@ from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, format_nodes
-from koalapy.scheduler.explain.explain import explain, find_awaited_clusters
+from koalapy.scheduler.explain.explain import NO_PLAN, explain, find_awaited_clusters
 from koalapy.system.event_loop import iterate_in_slices
 
 SLICE = 200
@@ -139,13 +139,16 @@ class JobChecks:
                 if (drain := self._queries.grid[name].drained) is not None
             )
             ways = [f"resume it: koala clusters resume {name}" for name in drained]
-        if (change := explanation.smallest_change) is not None and change.field:
-            ways.append(change.text)
+        elif NO_PLAN in explanation.notes:
+            ways.insert(0, "have nodes kept for it: set rules.plan_after")
+        change, size = explanation.smallest_change, job.spec.request.total_size
+        if change is not None and change.field and 2 * change.spec.request.total_size >= size:
+            ways.append(change.text)  # a job of far fewer nodes is another one
         return Alert(
             AlertKind.JOB_STARVES,
             Severity.WARNING,
             f"job {job.id}",
-            f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
+            f"job {job.id} waits for {format_nodes(size)}, while {later} got some",
             cause,
             "; or ".join([*ways, "see what it waits for"]) + f": koala explain {job.id}",
             since,

@@ -376,7 +376,8 @@ class Identities:
         old = {
             number
             for number, token in self._stored.items()
-            if number != newest and min(_end_times(token), default=horizon) < horizon
+            if number != newest
+            and any(end is not None and end < horizon for end in (token.expires_at, token.revoked_at))
         }
         # Keep an old token that made a token that stays: revocation follows these links.
         retained = self._stored.keys() - old
@@ -395,11 +396,6 @@ class Identities:
             rows = [self._stored[number] for number in sorted(tokens) if number in self._stored]
             if rows and self._store is not None:
                 await run_in_database(self._store.save_tokens, rows)
-
-
-def _end_times(token: StoredToken) -> list[float]:
-    """Return the times at which a token expires and was revoked, as far as they exist."""
-    return [end for end in (token.expires_at, token.revoked_at) if end is not None]
 
 
 def _has_expired(identity: Identity, now: float) -> bool:

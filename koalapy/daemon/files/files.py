@@ -23,6 +23,7 @@ from koalapy.model.errors import (
     SiteRejected,
     SiteUnavailable,
     UsageError,
+    reject,
 )
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
@@ -32,6 +33,7 @@ from koalapy.model.wording import format_list, suggest_names
 from koalapy.protocol.messages import Message
 from koalapy.scheduler.events import Event, ReplicasChanged
 from koalapy.store.service_tables import FileStore
+from koalapy.system.event_loop import BackgroundTasks
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
 log = structlog.get_logger()
@@ -82,7 +84,7 @@ class Files:
         self._bundles = bundles
         self._changing = asyncio.Lock()
         """Held from reading the catalogue until the resulting change is stored."""
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
 
     # Requests of users
 
@@ -124,12 +126,7 @@ class Files:
         _check_name(name)
         self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
-            raise UsageError(
-                f"path is {path!r}, which is not absolute",
-                field="path",
-                value=path,
-                hint=f"give it from the root on {cluster}",
-            )
+            reject("path", path, f"is {path!r}, which is not absolute", f"give it from the root on {cluster}")
         try:
             replica = await self._read_replica(name, cluster, path)
         except SiteRejected as error:
@@ -240,9 +237,7 @@ class Files:
             except KoalaError as error:
                 log.error("a replica's state was not kept", action="replica-not-noted", error=error.message)
 
-        task = asyncio.create_task(run_logged())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.spawn(run_logged())
 
     # Verification by agents
 

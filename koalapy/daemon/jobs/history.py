@@ -13,7 +13,7 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.daemon.engine.database import query
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.history import (
     DAY,
     QUEUE_TIME_LIMITS,
@@ -146,12 +146,7 @@ class History:
         last = last or _to_date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
-            raise UsageError(
-                f"first is {first}, which is after last, {last}",
-                field="first",
-                value=str(first),
-                hint="give the earlier day as first",
-            )
+            reject("first", str(first), f"is {first}, which is after last, {last}", "give the earlier day as first")
         return Span(first, last)
 
     def parse_times(self, since: str, until: str) -> tuple[float, float]:
@@ -159,12 +154,7 @@ class History:
         now = self._clock()
         start, end = parse_moment(since, now, "since"), parse_moment(until, now, "until")
         if start > end:
-            raise UsageError(
-                f"since is {since}, which is after until, {until}",
-                field="since",
-                value=since,
-                hint="give the earlier time as since",
-            )
+            reject("since", since, f"is {since}, which is after until, {until}", "give the earlier time as since")
         return start, end
 
     async def list_ended(self, which: HistoryFilter) -> HistoryPage:

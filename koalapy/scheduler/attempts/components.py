@@ -136,8 +136,7 @@ class Components:
         ``lost_at``: when it has certainly ended, since its lease or walltime is over.
         """
         self._lrm_waits.forget(token)
-        match = self._ledger.find(token)
-        if match is None:
+        if (match := self._ledger.find(token)) is None:
             return
         job, component = match
         delivers = component.state is ComponentState.DELIVERING
@@ -151,8 +150,7 @@ class Components:
 
     def mark_unknown(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
         """Mark a component on an unreachable cluster: it may still run, and has certainly ended at ``lost_at``."""
-        match = self._ledger.find(token)
-        if match is None:
+        if (match := self._ledger.find(token)) is None:
             return
         job, component = match
         is_news = component.unknown_since is None
@@ -176,7 +174,9 @@ class Components:
             changes["lrm_job"] = status.lrm_job
         if status.program_exit is not None and component.exit_code is None:
             changes["exit_code"] = status.program_exit
-        if status.error and not component.error:
+        if status.results_lost and component.exit_code is not None:
+            changes["exit_code"] = None
+        if status.error and (not component.error or status.results_lost) and status.error != component.error:
             changes["error"], changes["infrastructure"] = status.error, status.infrastructure
         if (use := status.use) is not None and use.nodes > component.measured_nodes:
             changes["measured_nodes"], changes["peak_memory"] = use.nodes, use.peak_memory
@@ -189,11 +189,9 @@ class Components:
             job = self._ledger.update_component(job, component.index, **changes)
         if status.warned:
             job = self._attempts.mark_warned(job, live(job).components[component.index], now)
-        return (
-            self._update_unknown_state(job, now, f"{component.cluster} is back")
-            if job.state is JobState.UNKNOWN
-            else job
-        )
+        if job.state is JobState.UNKNOWN:
+            return self._update_unknown_state(job, now, f"{component.cluster} is back")
+        return job
 
     def _update_unknown_state(self, job: Job, now: float, reason: str) -> Job:
         """Update the job's state after a component became unreachable or reachable."""
@@ -232,9 +230,12 @@ class Components:
             return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.
         may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
+        failure = AttemptFailure.CLUSTER
+        if status.results_lost:  # after the end of the program
+            may_be_blamed, failure = job.ending in (None, JobState.SUCCEEDED), AttemptFailure.RESULTS
         if status.infrastructure and may_be_blamed:
             return self._failures.handle_infrastructure_failure(
-                job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
+                job, component, failure, status.error, now, is_elsewhere=status.relay_lost
             )
         result = program_result(job)
         may_be_over = job.ending in (JobState.QUEUED, JobState.FAILED) and live(job).exit_code is None

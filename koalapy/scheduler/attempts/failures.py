@@ -17,7 +17,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE
+from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE, TRANSFER_FAILURE
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.claim import Claiming
@@ -87,7 +87,8 @@ class Failures:
         if not is_elsewhere:
             job = self._count_failure(job, component.cluster, error, now)
             self._health.count_error(component.cluster, error, now, job.array_job or job.id)
-        return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+        kind = TRANSFER_FAILURE if failure is AttemptFailure.RESULTS else INFRASTRUCTURE_FAILURE
+        return self.restart_job(job, f"{kind}: {component.cluster}: {error}", now)
 
     def _count_failure(self, job: Job, cluster: ClusterName, error: str, now: float) -> Job:
         """Count a failure of a job on a cluster.
@@ -256,11 +257,7 @@ class Failures:
     def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
         """Forget the jobs that a repaired cluster rejected, or only its unrecognized rejections."""
         for job in list(self._ledger.jobs.values()):
-            remaining = tuple(
-                refusal
-                for refusal in job.refusals
-                if refusal.cluster != cluster or (unknown_only and refusal.until is None)
-            )
+            remaining = tuple(r for r in job.refusals if r.cluster != cluster or (unknown_only and r.until is None))
             if remaining != job.refusals:
                 forgotten = [refusal.until for refusal in job.refusals if refusal not in remaining]
                 job = self._ledger.change_job(job, refusals=remaining)

@@ -102,7 +102,9 @@ def estimate_capacities(
             yield PolicyCapacity(policy, None, None)
             continue
         room = _PolicySearch(dry_run, replace(base, policy=policy), ahead)
-        component = yield from room.find_largest(room.single_cluster_requests, _most_idle)
+        component = yield from room.find_largest(
+            room.single_cluster_requests, lambda view: max((cluster.idle for cluster in view.by_idle), default=0)
+        )
         total = None
         if capabilities.combines_clusters:
             total = yield from room.find_largest(room.multi_cluster_requests, lambda view: view.usable_idle)
@@ -213,11 +215,6 @@ class _PolicySearch:
         if low < len(ends) and not (yield from start(low)):
             low = yield from _first(low + 1, len(ends), start)
         return ends[low - 1]
-
-
-def _most_idle(view: GridView) -> int:
-    """Return the idle nodes of the cluster with the most."""
-    return max((cluster.idle for cluster in view.by_idle), default=0)
 
 
 def _largest(starts: Callable[[int], Answer], view: GridView, top: int) -> Generator[None, None, int]:

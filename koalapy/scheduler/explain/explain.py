@@ -17,6 +17,7 @@ from koalapy.model.placement import (
     PlacedComponent,
     Placement,
     Refusal,
+    RefusalKind,
 )
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
@@ -417,11 +418,14 @@ def _deferred(
 def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
     """Explain why a queued job waits, at which position, and why it was queued again if it was."""
     queries = dry_run.queries
-    explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), queries.waiting_reason(job), now)
+    answer = dry_run.answer(job.spec)
+    explanation = _waiting(dry_run, job.spec, answer, queries.waiting_reason(job), now)
     returns = [e for e in timeline if e.event in ("requeued", "released")]
     notes = explanation.notes
     if returns and returns[-1].event == "requeued":
         notes = (f"queued again at {format_time(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
+    if isinstance(answer, Refusal) and answer.kind is RefusalKind.NODES and not queries.rules.plans_starts:
+        notes = (*notes, NO_PLAN)
     position = queries.position(job.id)
     return replace(explanation, notes=notes, position=position, ahead=(position or 1) - 1)
 
@@ -559,6 +563,12 @@ def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, clu
         for c in source.view.clusters
     )
     return isinstance(dry_run.ask(spec, replace(source.view, clusters=opened)), Placement)
+
+
+NO_PLAN = (
+    "no starts are planned here: jobs of fewer nodes may start before it until enough nodes are idle at one time; an "
+    "operator has nodes kept for it by the rule plan_after"
+)
 
 
 def find_awaited_clusters(queries: Queries, job: Job) -> tuple[list[ClusterName], list[ClusterName]]:

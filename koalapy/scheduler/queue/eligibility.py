@@ -76,11 +76,6 @@ def _may_pass(view: GridView, first: ClusterName, second: ClusterName, use: Link
     return path is LinkPath.DIRECT if without_relays else path is not LinkPath.NONE
 
 
-def are_linked(names: Iterable[ClusterName], use: LinkUse, view: GridView) -> bool:
-    """Return whether messages of a job with this ``links`` may pass between all of these clusters."""
-    return all(view.path_between(*pair, use) is not LinkPath.NONE for pair in combinations(sorted(names), 2))
-
-
 def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridView) -> str:
     """Return why messages of a job may not pass between some of these clusters; empty if they may."""
     apart = [pair for pair in combinations(sorted(names), 2) if view.path_between(*pair, use) is LinkPath.NONE]
@@ -279,7 +274,7 @@ class Eligibility:
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Return whether the job may run on these clusters together, independently of idle nodes."""
-        if restricts_links(spec, view) and not are_linked(names, spec.links, view):
+        if restricts_links(spec, view) and missing_links_text(names, spec.links, view):
             return False
         demands = self.demands(spec)
         if not demands:

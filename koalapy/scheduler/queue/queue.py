@@ -465,14 +465,12 @@ class PlacementQueue:
 
     def _sections(self) -> Iterator[int]:
         """Yield the sections that have jobs, in order. They may change during the iteration."""
-        section = -1
-        while (following := self._next_section(section + 1)) is not None:
-            yield (section := following)
-
-    def _next_section(self, least: int) -> int | None:
-        """Return the number of the first section that has jobs, from ``least`` on."""
-        indices = ((order, order.bisect_left(_begin(least))) for order in self._orders.values())
-        return min((order[index][0] for order, index in indices if index < len(order)), default=None)
+        following: int | None = -1
+        while following is not None:
+            indices = [(order, order.bisect_left(_begin(following + 1))) for order in self._orders.values()]
+            following = min((order[index][0] for order, index in indices if index < len(order)), default=None)
+            if following is not None:
+                yield following
 
     def _first_of(self, section: int) -> Entry | None:
         """Return the first entry of a section; None if it has none."""

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from pydantic import TypeAdapter
 
 from koalapy.model.advice import Run
-from koalapy.model.cluster import Drain, Link, LinkUse, Relays
+from koalapy.model.cluster import ClusterStanding, Link, LinkUse, Relays
 from koalapy.model.job import Job, JobId, Nonce, PlannedStart, Token
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Charge, FairShareSettings, Limits, LimitSettings, NodeUse
@@ -129,20 +129,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCluster:
+class KnownCluster(ClusterStanding):
     """The stored and configured state of a cluster, before its agent reports."""
 
     name: ClusterName
     speed: float = 1.0
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     total: int = 0
-    drained: Drain | None = None
     errors: int = 0
-    unusable: bool = False
-    note: str = ""
-    trials: int = 0
     uplink_bandwidth: float | None = None
-    planned_drains: tuple[Drain, ...] = ()
 
     def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""

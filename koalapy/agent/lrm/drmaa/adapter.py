@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
@@ -67,15 +67,16 @@ class SubmittedJob:
     reason: str = ""
 
 
+@dataclass(eq=False, slots=True)
 class SubmittedJobs:
     """The table of submitted jobs in a file. Each change is written before its method returns.
 
     Methods raise ``SiteUnavailable``.
     """
 
-    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._path, self._clock = path, clock
-        self.entries: dict[str, SubmittedJob] = {}
+    _path: Path
+    _clock: Clock = SYSTEM_CLOCK
+    entries: dict[str, SubmittedJob] = field(default_factory=dict)
 
     def load(self) -> None:
         """Read the table from disk; raise ``SiteUnavailable`` if the file is damaged."""
@@ -262,7 +263,9 @@ class DrmaaLrm(PolledLrm):
             self._ended_since.pop(entry.job, None)
             return LrmJob(entry.job, entry.name, state)
         since = self._ended_since.setdefault(entry.job, self._clock.monotonic())
-        if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT_S:
+        # A resource manager that does not know the job may be one that has taken over, and know it a moment later.
+        timeout = self.max_snapshot_age_s if drmaa_state == NO_SUCH_JOB else EXIT_CODE_TIMEOUT_S
+        if ending is None and self._clock.monotonic() < since + timeout:
             self.poll_soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING)
         self._ended_since.pop(entry.job, None)

@@ -22,6 +22,7 @@ from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSetting
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     Finding,
+    Lrm,
     LrmJob,
     LrmJobState,
     LrmSnapshot,
@@ -64,15 +65,12 @@ def make_lrm(settings: AgentSettings) -> "LocalLrm":
     )
 
 
-class LocalLrm:
+class LocalLrm(Lrm):
     """An embedded cluster.
 
     Grid jobs belong to the user ``grid``, or to the account that they run as, and their names begin with ``prefix``.
     All other jobs are background load.
     """
-
-    max_snapshot_age_s = 0.0
-    product = "the local resource manager"
 
     def __init__(
         self,

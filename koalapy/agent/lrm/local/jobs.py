@@ -172,7 +172,10 @@ class JobTable:
         now = self._clock()
         heads: dict[str, LocalJob] = {}
         for job in self.queue if self.reservations or self.queue[0].reservation else (self.queue[0],):
-            if job.reservation not in heads and self._leaves_enough(job, now):
+            if job.reservation in heads:
+                continue
+            # A job for which the reservations leave too few nodes holds up no others.
+            if sum(self._admits(node.address, job, now) for node in self.nodes) >= job.size:
                 heads[job.reservation] = job
         for job in heads.values():
             nodes = [node for node in self.nodes if node.can_run(job) and self._admits(node.address, job, now)]
@@ -202,10 +205,6 @@ class JobTable:
         return not any(
             address in each.nodes and now < each.ends and each.begins < end for each in self.reservations.values()
         )
-
-    def _leaves_enough(self, job: LocalJob, now: float) -> bool:
-        """Return whether a job could start now if no other job ran. Otherwise later jobs of its queue come first."""
-        return sum(self._admits(node.address, job, now) for node in self.nodes) >= job.size
 
     def _check_reservation(self, job: LocalJob) -> None:
         """Raise ``RequestRejected`` if the job's reservation never gives it nodes."""

@@ -167,8 +167,7 @@ class SgeLrm(PolledLrm):
         except SiteRejected as error:
             rejection = self._commands.rejection(error)
             raise blame_choice(rejection, submission.requirement, submission.reservation) from error
-        if submission.name.startswith(self._jobs.prefix):
-            self._jobs.add_submitted(job, submission.name, submission.user)
+        self._jobs.add_job(job, submission.name, submission.user)
         self.poll_soon()
         return job
 
@@ -205,6 +204,9 @@ class SgeLrm(PolledLrm):
         records = await self._commands.read_job_accounting(user or self._jobs.owner, name)
         return records[-1].job if records else None
 
+    def expect_job(self, job: str, name: str, user: str = "") -> None:
+        self._jobs.add_job(job, name, user)
+
     async def settling_time(self) -> float:
         return SETTLING_TIME_S
 
@@ -215,7 +217,8 @@ class SgeLrm(PolledLrm):
         if (listed.name, self._jobs.user_of(listed)) != (name, user):
             reject_other_job(job, listed.name, name)
         if job in self._jobs.by_id:
-            self._jobs.by_id[job].cancelled = True
+            tracked = self._jobs.by_id[job]
+            tracked.cancelled, tracked.state = True, job_state(listed.state)
         if DELETED in listed.state:
             # The deletion has not reached its hosts, or they have not confirmed it.
             await self._commands.delete_by_force(job, user)
@@ -405,8 +408,10 @@ class TrackedJobs:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
         self._queries: dict[str, asyncio.Task[None]] = {}
 
-    def add_submitted(self, id: str, name: str, user: str = "") -> None:
-        self.by_id[id] = TrackedJob(id, name, self._clock.monotonic(), user=user)
+    def add_job(self, id: str, name: str, user: str = "") -> None:
+        """Follow a job that was submitted now or before, unless its name is no grid job's or its end is known."""
+        if name.startswith(self.prefix) and id not in self._ended:
+            self.by_id.setdefault(id, TrackedJob(id, name, self._clock.monotonic(), user=user))
 
     def user_of(self, job: SgeJob) -> str:
         return "" if job.owner == self.owner else job.owner
@@ -474,7 +479,7 @@ class TrackedJobs:
         unresolved = []
         for job in jobs:
             ending = self._control.reported_ending(job.id)
-            if job.cancelled and not job.nodes:  # it never ran
+            if job.cancelled and not job.nodes and job.state is LrmJobState.QUEUED:  # it never ran
                 self.record_end(job, JobEnd(None, reason="cancelled"))
             elif ending is None or ending.exit_code is None or ending.signal_number is not None or job.cancelled:
                 # Of a killed job the library reports "aborted" at best; the accounting has the cause.
@@ -527,7 +532,8 @@ class TrackedJobs:
         since, timeout = (
             (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)
         )
-        if since is not None and now - since < timeout:
+        is_certain = now > job.since + PolledLrm.max_snapshot_age_s  # a listing may be from before its submission
+        if since is not None and (now - since < timeout or not is_certain):
             self._poll_soon(ACCOUNTING_INTERVAL_S)
             return
         ending = self._control.reported_ending(job.id)

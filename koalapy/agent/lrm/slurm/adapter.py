@@ -575,7 +575,7 @@ def make_snapshot(
         nodes=groups.list_nodes(
             {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},
             {
-                node.name: _state_text(node)
+                node.name: ": ".join(filter(None, ("+".join(sorted(node.words)).lower(), node.reason)))
                 for node, state in states
                 if state not in ("idle", "busy") or node.reason or node.words & NODE_RESERVED
             },
@@ -584,9 +584,3 @@ def make_snapshot(
 
 
 _LISTED_STATES: Mapping[NodeState, ListedState] = {"idle": "idle", "planned": "local", "busy": "local", "down": "down"}
-
-
-def _state_text(node: SlurmNode) -> str:
-    """Return the state of a node in Slurm's words, with the reason that an operator gave."""
-    words = "+".join(sorted(node.words)).lower()
-    return f"{words}: {node.reason}" if node.reason else words

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from koalapy.model.bounds import MAX_NODES
@@ -77,7 +77,10 @@ def read_account_limit(text: str, user: str, account: str = "", qos: Collection[
     for line in text.splitlines():
         fields = _read_fields(line)
         if (name := fields.get("QOS", "").partition("(")[0]) and name in qos:
-            limits += [_read_limit(fields), *(_read_user_limits(line, user))]
+            limits.append(_read_limit(fields))
+            # Slurm shows the limit for one user once that user has had a job.
+            if match := re.search(rf"\b{re.escape(user)}\(\d+\) .*?MaxTRESPU=(\S*)", line):
+                limits.append(_read_limit({"GrpTRES": match[1]}))
         elif fields.get("Account") and not fields.get("UserName"):
             accounts[fields["Account"]] = fields
         elif fields.get("UserName", "").partition("(")[0] == user and not fields.get("Partition"):
@@ -105,13 +108,6 @@ def _read_fields(line: str) -> dict[str, str]:
     for name, value in re.findall(r"([\w/]+)=(\S*)", line):
         fields.setdefault(name, value)
     return fields
-
-
-def _read_user_limits(line: str, user: str) -> Iterable[AccountLimit]:
-    """Yield the limit of a quality of service for one user, which Slurm shows once the user has had a job."""
-    match = re.search(rf"\b{re.escape(user)}\(\d+\) .*?MaxTRESPU=(\S*)", line)
-    if match is not None:
-        yield _read_limit({"GrpTRES": match[1]})
 
 
 def _read_limit(fields: dict[str, str]) -> AccountLimit:

@@ -168,8 +168,10 @@ async def test_job_is_found_after_restart(
     assert await again.find_job("koala-b") is None
     del session.states[job]
     assert (await again.take_snapshot()).jobs[0].state is LrmJobState.RUNNING, "its exit code may still come"
+    began = asyncio.get_running_loop().time()
     ended = await first_with(again, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (None, False)
+    assert asyncio.get_running_loop().time() >= began + again.max_snapshot_age_s, "another server may still know it"
     await again.close()
 
 

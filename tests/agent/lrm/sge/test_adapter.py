@@ -185,6 +185,42 @@ async def test_end_without_accounting_is_recorded_after_delay(
     assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == end
 
 
+async def test_job_of_earlier_agent_is_looked_up_in_accounting(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.add_accounting("12", "koala-old", "100 : assumedly after job", 137)
+    lrm.expect_job("12", "koala-old")
+    ended_job = get_job(await lrm.take_snapshot(), "koala-old")
+    assert (ended_job.state, ended_job.exit_code) == (LrmJobState.ENDED, 137)
+    lrm.expect_job("12", "koala-old")
+    assert [job.state for job in (await lrm.take_snapshot()).jobs] == [LrmJobState.ENDED]
+
+
+async def test_job_missing_in_stale_listing_has_not_ended(
+    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop, tmp_path: Path
+) -> None:
+    job = await lrm.submit_job(make_submission(tmp_path))
+    began = virtual_loop.time()
+    while virtual_loop.time() < began + lrm.max_snapshot_age_s - 2:
+        virtual_loop.jump(1.0)
+        assert get_job(await lrm.take_snapshot(), "koala-new").state is LrmJobState.RUNNING
+    assert await lrm.find_job("koala-new") == job
+    assert (await wait_until_ended(lrm, "koala-new")).reason == "Grid Engine does not say how it ended"
+
+
+async def test_cancelled_job_of_earlier_agent_may_run_while_listing_is_stale(
+    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
+) -> None:
+    engine.show_recording("busy.xml")
+    job = await lrm.find_job("koala-m")
+    assert job is not None
+    lrm.expect_job(job, "koala-m")
+    await lrm.cancel_job(job, "koala-m")
+    engine.show_recording("idle.xml")
+    began = virtual_loop.time()
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert (await wait_until_ended(lrm, "koala-m")).reason == "cancelled"
+    assert virtual_loop.time() > began + lrm.max_snapshot_age_s
+
+
 async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.show_recording("busy.xml")
     running_job = get_job(await lrm.take_snapshot(), "koala-m")
