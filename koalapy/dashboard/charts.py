@@ -47,8 +47,13 @@ def make_slots(samples: Sequence[Sample], until: float, period: float, count: in
     return slots
 
 
-def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
-    """Return stacked areas of the named values, the first at the bottom; empty without a value."""
+Mark = tuple[float, str]
+"""An event at a time in seconds since the epoch, and its description."""
+
+
+def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str, marks: Sequence[Mark] = ()) -> Markup:
+    """Return stacked areas of the named values, the first at the bottom, with events as vertical lines; empty without a
+    value."""
     top = max((sum(slot.means.get(name, 0.0) for name in names) for slot in slots), default=0.0)
     if top <= 0:
         return Markup()
@@ -65,6 +70,10 @@ def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Ma
             path += [f"{x:.1f},{y:.1f}" for x, y in reversed(lower)]
             parts.append(f'<polygon class="{name}" points="{" ".join(path)}"/>')
             base = heights
+    length = slots[1].start - slots[0].start if len(slots) > 1 else 1.0
+    for at, text in marks:
+        if 0 <= (x := (at - slots[0].start) / length / len(slots) * WIDTH) <= WIDTH:
+            parts.append(f'<path class="event" d="M{x:.1f} 0V{HEIGHT}"><title>{escape(text)}</title></path>')
     return _chart(parts, label)
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from koalapy.dashboard.pictures import job_series
+from koalapy.model.cluster import Drain
 from koalapy.model.history import LoadPeriod, PastComponent
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.wording import format_duration, format_nodes, format_time, shorten
@@ -171,6 +172,8 @@ class TimelineLane:
     """The cluster that the label links to; empty for none."""
     load: Sequence[LoadPeriod] = ()
     """The share of its nodes that local users had, oldest first."""
+    drains: Sequence[Drain] = ()
+    """Its drains in force and planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +321,11 @@ def _draw_lane(
     text = f'<text class="label" x="-8" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
     yield f'<a href="/clusters/{quote(lane.cluster, safe="")}">{text}</a>' if lane.cluster else text
     yield f'<rect class="lane-back" x="0%" y="{top}" width="100%" height="{height}"/>'
+    for drain in lane.drains:
+        if (left := x(drain.since)) < (right := 100.0 if drain.ends_at is None else x(drain.ends_at)):
+            label = escape(f"{lane.label} is drained {drain.author}")
+            shape = f'x="{left}%" y="{top}" width="{right - left:.2f}%" height="{height}"'
+            yield f'<a href="/maintenance" aria-label="{label}"><rect class="drain" {shape}/></a>'
     if load:
         yield load
     for bar, offset in pack(lane.bars, lane.nodes):

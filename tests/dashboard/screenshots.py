@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,6 +128,7 @@ def picture_documentation(folder: Path) -> None:
                 page = visitor.open(path, live=name != "new-job")
                 if name == "new-job":
                     page.locator("#command").wait_for()
+                    page.get_by_text(re.compile("Starts (about|within)")).wait_for(timeout=90_000)
                 page.wait_for_timeout(300)
                 page.screenshot(path=folder / f"dashboard-{name}.png")
             visitor.close()

@@ -1,5 +1,6 @@
 """The overview of grids of several sizes: groups of alerts, charts, order of tiles, acknowledgements."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +16,7 @@ from koalapy.daemon.observability.figures import LOAD_PERIODS, Samples
 from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
 from koalapy.dashboard.rows import job_row
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
+from koalapy.model.cluster import Drain
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState, PlannedStart
@@ -245,3 +247,17 @@ def test_users_have_node_hours_and_shares_of_day_and_month(scene: ServedDaemon) 
     for span in ("day", "month"):
         assert sum(user[f"{span}_hours"] for user in users) > 0
         assert sum(user[f"{span}_share"] for user in users) == pytest.approx(100)
+
+
+def test_drains_are_marked_on_charts_and_timeline() -> None:
+    slots = [Slot(60.0 * number, {"ours": 1.0}) for number in range(4)]
+    chart = stacked_chart(slots, ["ours"], "nodes", [(120.0, "north drained by ada: <disks>"), (500.0, "later")])
+    assert re.findall(r'class="event" d="M([0-9.]+) .*?<title>(.*?)</title>', chart) == [
+        ("120.0", "north drained by ada: &lt;disks&gt;")
+    ]
+    drains = [Drain(100.0, "ada", "disks"), Drain(0.0, "ada", "switch", begins_at=900.0, ends_at=950.0)]
+    bars = [TimelineBar(7, 2, [Phase("running", 10.0, 50.0)])]
+    picture = draw_timeline(Timeline(0.0, 200.0, 150.0, [TimelineLane("north", 4, bars, drains=drains)]))
+    assert re.findall(
+        r'aria-label="([^"]*)"><rect class="drain" x="([0-9.]+)%" y="22" width="([0-9.]+)%"', picture
+    ) == [("north is drained by ada: disks", "50.0", "50.00")]

@@ -131,7 +131,7 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     assert confirmation["effect"] == "holds 3 jobs of 1 user"
     assert confirmation["order"] == "Hold 3 jobs of 1 user"
     empty_confirmation = alice.get_json(f"/queue/confirm.json?action=hold&job={mine[0]}")
-    assert (empty_confirmation["jobs"], empty_confirmation["left_out"]) == ([], [{"count": 1, "reason": "not yours"}])
+    assert (empty_confirmation["jobs"], empty_confirmation["left_out"]) == ([], [[1, "not yours"]])
     assert "forms" not in alice.get_page(f"/queue/confirm?action=hold&job={mine[0]}")
     page = olga.get_page(confirm_path)
     daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel", json={"reason": "test"}).raise_for_status()

@@ -124,7 +124,7 @@ def test_files_page_shows_bundles_to_owner(daemon: ServedDaemon, alice: Person, 
         assert (bundle["id"], bundle["owners"]) == (sent["id"], ["alice"])
     carol = Person(daemon, create_token(daemon, "carol"))
     files = carol.get_json("/files.json")
-    assert (files["bundles"], files["results"]) == ([], [])
+    assert (files["bundles"], files["results"]) == ([], {})
     assert carol.http.get("/files?name=gone").status_code == 404
     carol.close()
 

@@ -69,11 +69,6 @@ class AuditPageView:
 
     entries: Sequence[AuditEntry]
     table: TableView
-    user: str
-    action: str
-    target: str
-    outcome: str
-    since: str
     spans: dict[str, str]
 
 
@@ -124,23 +119,16 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         """Return the entries that match the filters, by default newest first."""
         sort, position = sort_of(AUDIT, table), parse_entry_position(table.after)
         is_newest_first = sort.startswith("-")
+        before, after = (position, 0) if is_newest_first else (0, position)
         audit_filter = AuditFilter(
-            0.0,
-            user,
-            action,
-            0 if is_newest_first else position,
-            table.limit + 1,
-            target,
-            outcome,
-            newest_first=is_newest_first,
-            before=position if is_newest_first else 0,
+            0.0, user, action, after, table.limit + 1, target, outcome, newest_first=is_newest_first, before=before
         )
         entries = await audit_log.read_entries(audit_filter, float(since) if since else None)
         shown = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
-        after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
-        view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=after)
-        return AuditPageView(shown, view, user, action, target, outcome, since, SPANS)
+        next_after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
+        view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after)
+        return AuditPageView(shown, view, SPANS)
 
 
 def parse_entry_position(text: str) -> int:

@@ -16,7 +16,7 @@ from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
-from koalapy.dashboard.pages.timeline import active_components, make_bars
+from koalapy.dashboard.pages.timeline import active_components, drains_of, make_bars
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
@@ -126,15 +126,8 @@ class ClusterPage:
 
 def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
     """Return the errors and the probation of a cluster; the last error only for operators."""
-    return HealthStatus(
-        errors=health.errors,
-        unusable=health.unusable,
-        note=health.note if is_operator else health.summary,
-        trials=health.trials,
-        probation=health.probation,
-        probation_at=health.probation_at,
-        limit_lifted_at=0.0,
-    )
+    note = health.note if is_operator else health.summary
+    return replace(health, note=note, trial_components=set(), limit=None, limits=0, limit_lifted_at=0.0)
 
 
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
@@ -156,7 +149,7 @@ async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Qu
         now - TIMELINE_S,
         now + 0.02 * TIMELINE_S,
         now,
-        [TimelineLane(cluster.name, max(1, cluster.last_report.total), bars, load=load)],
+        [TimelineLane(cluster.name, max(1, cluster.last_report.total), bars, load=load, drains=drains_of(cluster))],
         complete_since=max(0.0, ended.complete_since),
     )
 

@@ -1,6 +1,6 @@
 """The page Files: replicas on the clusters, bundles of users and results of jobs, with their storage use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,14 +35,6 @@ LogicalFile = Annotated[fields.Text, Query(max_length=1000, description="only th
 
 
 @dataclass(frozen=True, slots=True)
-class UserResults:
-    """Bytes of stored results of a user's jobs."""
-
-    user: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class FilesView:
     """Replicas, bundles and results; users see their own bundles and results, operators all."""
 
@@ -52,7 +44,8 @@ class FilesView:
     bundles: Sequence[StoredBundle]
     more_bundles: int
     bundle_room: StorageUse
-    results: Sequence[UserResults]
+    results: Mapping[str, int]
+    """Bytes of stored results by owner, the largest first."""
     result_room: StorageUse
 
 
@@ -116,11 +109,11 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             after = write_position(page[-1].name, page[-1].cluster)
         visible_bundles = bundles.visible_to(caller)
         sizes = await results.sizes_by_owner()
-        user_results = [
-            UserResults(user, size)
+        user_results = {
+            user: size
             for user, size in sorted(sizes.items(), key=lambda pair: -pair[1])
             if caller.has_role(Role.OPERATOR) or user == caller.user
-        ]
+        }
         return FilesView(
             name=name,
             replicas=[ReplicaView.model_validate(replica) for replica in page],

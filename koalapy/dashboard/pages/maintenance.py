@@ -8,6 +8,7 @@ from koalapy.api.clusters import DrainOrder, Name, ResumeOrder
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
+from koalapy.dashboard.pages.timeline import drains_of
 from koalapy.dashboard.rows import natural_key
 from koalapy.model.cluster import Drain
 from koalapy.model.identity import Identity
@@ -42,9 +43,10 @@ def add_maintenance(dashboard: Dashboard, services: Services) -> None:
     async def show() -> MaintenanceView:
         records = services.jobs.list_clusters()
         drains = [
-            DrainRow(record.name, record.total, len(grid[record.name].nodes.live), drain, drain is not record.drained)
+            DrainRow(record.name, record.total, len(cluster.nodes.live), drain, drain is not cluster.drained)
             for record in records
-            for drain in filter(None, (record.drained, *record.planned_drains))
+            for cluster in [grid[record.name]]
+            for drain in drains_of(cluster)
         ]
         drains.sort(key=lambda row: (row.drain.since, row.cluster))
         return MaintenanceView(drains, sorted((record.name for record in records), key=natural_key))

@@ -23,7 +23,7 @@ from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.charts import Slot, make_slots
+from koalapy.dashboard.charts import Mark, Slot, make_slots
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
@@ -101,6 +101,8 @@ class Overview:
     """The user's job that has waited longest."""
     slots: Sequence[Slot]
     """The last hours, oldest first."""
+    marks: Sequence[Mark]
+    """The begins of the drains in force, with a description."""
     hours: Sequence[Slot]
     """The same in longer parts, newest first, with the number of jobs that succeeded, failed and were cancelled."""
     outcomes: Outcomes
@@ -191,7 +193,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         dark = [row for row in tiles if not row.connected]
         if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
             dark = []
-        slots = make_slots(samples, now, SHOWN_S)
+        slots, clusters = make_slots(samples, now, SHOWN_S), queries.grid.clusters()
         hours = add_outcomes(make_slots(samples, now, SHOWN_S, TABLE_ROWS), counted[1])
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return Overview(
@@ -204,6 +206,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             stale=sum(row.stale for row in rows),
             oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
             slots=slots,
+            marks=[(drain.since, f"{c.name} drained {drain.author}") for c in clusters if (drain := c.drained)],
             hours=hours[::-1],
             outcomes=sum_outcomes(hours),
             start_rate=_last_mean(slots, "started"),

@@ -72,14 +72,6 @@ SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A suggested filter."""
-
-    title: str
-    q: str
-
-
-@dataclass(frozen=True, slots=True)
 class QueueView:
     """One page of jobs: unfinished jobs in any order, with ended jobs newest first."""
 
@@ -91,19 +83,12 @@ class QueueView:
     table: TableView
     words: Sequence[str]
     """An example of each term of the filter."""
-    examples: Sequence[Example]
+    examples: Sequence[tuple[str, str]]
+    """Titles and filters."""
     high_priority_allowed: bool
     """Whether the caller may give jobs high priority."""
     clusters: Sequence[ClusterName] = ()
     """Clusters whose names have a word of the filter."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Selected jobs to which an action does not apply."""
-
-    count: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +110,8 @@ class ConfirmView:
     """Ids and states of all jobs, for the form."""
     states: Mapping[str, int]
     users: Mapping[str, int]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[tuple[int, str]]
+    """Numbers of selected jobs to which the action does not apply, with reasons."""
     q: str
     needs_reason: bool
     """Whether the action needs a reason, since some jobs are of other users."""
@@ -268,9 +254,9 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
         reasons = {job.id: _exclusion_reason(action, job, caller) for job in selected}
         affected = [job for job in selected if not reasons[job.id]]
         counts = Counter(reason for reason in reasons.values() if reason)
-        left_out = [LeftOut(count, reason) for reason, count in counts.items()]
+        left_out = [(count, reason) for reason, count in counts.items()]
         if omitted:
-            left_out.append(LeftOut(omitted, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
+            left_out.append((omitted, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
         users = Counter(job.spec.owner for job in affected)
         title, order, does = WORDS[action]
         return ConfirmView(
@@ -329,18 +315,18 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
         return store_outcome(form, caller, "high" if value is Priority.HIGH else "low", results)
 
 
-def _list_examples(caller: Identity) -> Sequence[Example]:
+def _list_examples(caller: Identity) -> Sequence[tuple[str, str]]:
     """Return example searches; operators all have the same, since they share the page."""
-    own = () if caller.has_role(Role.OPERATOR) else (Example("yours", format_term("user", caller.user)),)
+    own = () if caller.has_role(Role.OPERATOR) else (("yours", format_term("user", caller.user)),)
     return (
-        Example("all unfinished", ""),
+        ("all unfinished", ""),
         *own,
-        Example("waiting", "state:waiting"),
-        Example("held", "state:held"),
-        Example("active", "state:active"),
-        Example("failed", "state:failed"),
-        Example("waiting more than an hour", "state:waiting age>1h"),
-        Example("high priority", "priority:high"),
+        ("waiting", "state:waiting"),
+        ("held", "state:held"),
+        ("active", "state:active"),
+        ("failed", "state:failed"),
+        ("waiting more than an hour", "state:waiting age>1h"),
+        ("high priority", "priority:high"),
     )
 
 

@@ -12,11 +12,12 @@ from koalapy.api.clusters import Name
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases
-from koalapy.model.cluster import check_cluster
+from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.history import PastComponent
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job
 from koalapy.model.request import ClusterName
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.twin import Expected, Forecast
 from koalapy.validation.permissions import may_see_all_of
@@ -67,6 +68,11 @@ def active_components(jobs: Iterable[Job]) -> Iterator[PastComponent]:
             if one.claimed_at is not None and one.ended_at is None:
                 times = (one.claimed_at, attempt.barrier_at, attempt.launched_at, None)
                 yield PastComponent(job.id, attempt.generation, one.cluster, one.size, *times, one.error, is_shared)
+
+
+def drains_of(cluster: ClusterStatus) -> list[Drain]:
+    """Return the drain in force and the planned ones."""
+    return [*filter(None, (cluster.drained,)), *cluster.planned_drains]
 
 
 def make_bars(components: Sequence[PastComponent], now: float) -> dict[ClusterName, list[TimelineBar]]:
@@ -129,7 +135,14 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         future = min(max([start.high - now for start in first], default=0.0) * 1.05, seconds * MAX_FUTURE)
         loads = await services.samples.read_local_load(seconds)
         lanes = [
-            TimelineLane(name, max(1, queries.grid[name].last_report.total), bars[name], name, loads.get(name, ()))
+            TimelineLane(
+                name,
+                max(1, queries.grid[name].last_report.total),
+                bars[name],
+                name,
+                loads.get(name, ()),
+                drains_of(queries.grid[name]),
+            )
             for name in shown
         ]
         return TimelineView(
