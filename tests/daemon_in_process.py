@@ -18,7 +18,7 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.listener.connections import WebSockets
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
-from tests.serving import CSRF_HEADER, TOKEN, serving
+from tests.serving import CSRF_HEADER, TOKEN, app_of, serving
 
 MAX_WAIT_S = 60.0
 
@@ -54,15 +54,13 @@ def daemon_in_thread(
     async def serve() -> None:
         try:
             async with serving(path, [], rules or Rules(), sites, has_dashboard=has_dashboard, **options) as client:
-                assert isinstance(client._transport, httpx2.ASGITransport)
-                app = client._transport.app
+                app = app_of(client)
                 server = uvicorn.Server(
                     uvicorn.Config(
                         app, ws=WebSockets, lifespan="off", log_level="critical", timeout_graceful_shutdown=1
                     )
                 )
-                state: Any = app.state  # type: ignore[attr-defined]
-                ready.set_result((server, state.engine, state.alerts, asyncio.get_running_loop()))
+                ready.set_result((server, app.state.engine, app.state.alerts, asyncio.get_running_loop()))
                 await server.serve([listener])
         except BaseException as error:
             if ready.done():

@@ -102,6 +102,21 @@ from tests.memory_stores import memory_stores
 
 Open = Callable[..., Any]
 
+
+class LocalClient(httpx2.AsyncClient):
+    """A client of an application of this process."""
+
+    def __init__(self, app: FastAPI, headers: Mapping[str, str]) -> None:
+        super().__init__(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers)
+        self.app = app
+
+
+def app_of(client: httpx2.AsyncClient) -> FastAPI:
+    """Return the application of a daemon of this process."""
+    assert isinstance(client, LocalClient)
+    return client.app
+
+
 URL = "http://127.0.0.1:8642"
 TOKEN = "a-token-for-tests"
 """The token of the client unless a test gives other tokens."""
@@ -397,7 +412,7 @@ async def serving(
             dashboard = build_dashboard(page_services, engine, login_services, services["audit"])
             app.include_router(dashboard.router)
             app.state.error_page = dashboard.render_problem
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
+        async with LocalClient(app, headers) as client:
             yield client
     await network.stop()
     engine.drain()

@@ -29,7 +29,7 @@ from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha256_hex
 from tests.model.specs import values_of
-from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL, serving
+from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL, app_of, serving
 
 Json = dict[str, Any]
 IDENTITIES = {
@@ -82,7 +82,7 @@ class Api:
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._request_count = 0
-        self.app: FastAPI = http._transport.app  # type: ignore[attr-defined]
+        self.app: FastAPI = app_of(http)
 
     def list_operations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the operation ID (or name), method and path of every route."""

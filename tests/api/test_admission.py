@@ -12,14 +12,14 @@ from starlette.types import Receive, Scope, Send
 from koalapy.api.access import set_identity
 from koalapy.api.middleware import MAX_USER_FRACTION, RequestLimiter, UserRequestLimiter
 from koalapy.model.identity import Identity, Role
-from tests.serving import AGENT_TOKENS, Open
+from tests.serving import AGENT_TOKENS, Open, app_of
 
 Body = dict[str, Any]
 
 
 def limit_requests(api: Any, max_requests: int = 100, body_timeout: float = 0.1) -> httpx2.AsyncClient:
     """Return a client of the same daemon behind a request limit."""
-    app = RequestLimiter(api._transport.app, max_requests, body_timeout)
+    app = RequestLimiter(app_of(api), max_requests, body_timeout)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 

@@ -10,7 +10,7 @@ from koalapy.api.clusters import BackgroundStarted, background_router
 from koalapy.model.errors import ProblemCode, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport
 from tests.identities import administrators
-from tests.serving import CSRF_HEADER, TOKEN, URL, Open, bare_application
+from tests.serving import CSRF_HEADER, TOKEN, URL, Open, app_of, bare_application
 
 Json = dict[str, Any]
 PATH = "/api/v1/clusters/north/background"
@@ -40,7 +40,7 @@ def agent() -> AgentStub:
 async def api(open_api: Open, agent: AgentStub) -> httpx2.AsyncClient:
     """Return a client of a daemon that allows background load."""
     client: httpx2.AsyncClient = await open_api()
-    app = client._transport.app  # type: ignore[attr-defined]
+    app = app_of(client)
     app.include_router(background_router(app.state.jobs, agent, True))
     return client
 
@@ -100,7 +100,7 @@ async def test_background_error_of_cluster_is_returned(
 async def test_start_background_on_cluster_of_unknown_size_asks_agent(
     api: httpx2.AsyncClient, agent: AgentStub
 ) -> None:
-    api._transport.app.state.engine.queries.grid["north"].nodes.last_report = ClusterReport(0, 0)  # type: ignore[attr-defined]
+    app_of(api).state.engine.queries.grid["north"].nodes.last_report = ClusterReport(0, 0)
     agent.fault = SiteUnavailable("north is out of reach")
     answer = await api.post(PATH, json=ORDER)
     assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")

@@ -28,7 +28,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.store.records import ClusterRecord
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites
-from tests.serving import CSRF_HEADER, TOKEN, serving
+from tests.serving import CSRF_HEADER, TOKEN, app_of, serving
 
 EXAMPLES = {"submit_job": 15, "explain_submission": 8}
 DEFAULT_EXAMPLES = 3
@@ -132,7 +132,7 @@ class DaemonThread:
             assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 200
             replica = {"name": "m", "cluster": "north", "path": "/m"}
             assert (await api.post("/api/v1/replicas", json=replica)).status_code == 201
-            app: Any = api._transport.app  # type: ignore[attr-defined]
+            app: Any = app_of(api)
             app.include_router(background_router(ClusterStub(), ClusterStub(), allowed=True))  # type: ignore[arg-type]
             listener = socket.create_server(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -22,7 +22,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.store.sql import JobStore
 from tests.daemon.sites import Sites
 from tests.daemon.test_hub import running_daemon
-from tests.serving import serving
+from tests.serving import app_of, serving
 from tests.signals import hanging_threads, until
 
 JOBS = "/api/v1/jobs"
@@ -83,7 +83,7 @@ def serve_daemon(path: Path, **options: Any) -> AbstractAsyncContextManager[http
 
 
 def engine_of(api: httpx2.AsyncClient) -> Engine:
-    engine: Engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+    engine: Engine = app_of(api).state.engine
     return engine
 
 

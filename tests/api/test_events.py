@@ -14,7 +14,7 @@ from koalapy.daemon.jobs.job_records import JobChange
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import JobId
 from tests.identities import administrators
-from tests.serving import TOKEN, URL, Open, bare_application
+from tests.serving import TOKEN, URL, Open, app_of, bare_application
 
 Event = tuple[str | None, str, dict[str, Any]]
 
@@ -100,7 +100,7 @@ async def test_job_events_end_on_database_failure_or_deleted_job(
 ) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)
-    jobs = api._transport.app.state.jobs
+    jobs = app_of(api).state.jobs
 
     async def failing(job: JobId, last: int) -> AsyncIterator[JobChange]:
         yield JobChange(await jobs.get(job), ())

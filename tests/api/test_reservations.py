@@ -22,7 +22,7 @@ from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.scheduler.events import ClusterDrained, InventoryReceived, Reported
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
-from tests.serving import serving
+from tests.serving import app_of, serving
 from tests.signals import until
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ async def start_daemon(path: Path, sites: Sites) -> AsyncIterator[httpx2.AsyncCl
     """Yield a client of a daemon with connected agents of north and south, four nodes each."""
     sites.connect_agents("north", "south")
     async with serving(path / "koala.db", [], Rules(), sites) as api:
-        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        engine = app_of(api).state.engine
         for name in ("north", "south"):
             report = Reported(name, ClusterReport(4, 4))
             await engine.commit(WorkItem(events=(InventoryReceived(name, Inventory(())), report)))
@@ -49,7 +49,7 @@ async def start_daemon(path: Path, sites: Sites) -> AsyncIterator[httpx2.AsyncCl
 
 
 def service_of(api: httpx2.AsyncClient) -> Any:
-    return api._transport.app.state.reservations  # type: ignore[attr-defined]
+    return app_of(api).state.reservations
 
 
 def end_lease(path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_reservation_with_bad_input_names_field_and_remedy(
 ) -> None:
     sites = Sites()
     async with start_daemon(tmp_path, sites) as api:
-        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        engine = app_of(api).state.engine
         await engine.commit(WorkItem(events=(ClusterDrained("south", reason="disks"),)))
         taken = ORDER | {"request": fixed(north=1), "name": "taken", "begin": "now+10h"}
         assert (await api.post(PATH, json=taken)).status_code == 201
@@ -220,7 +220,7 @@ async def test_end_of_reservation_is_stored_together_with_that_of_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start_daemon(tmp_path, Sites()) as api:
-        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        service, engine = service_of(api), app_of(api).state.engine
         assert (await api.post(PATH, json=ORDER | {"name": "first"})).status_code == 201
         job = {"request": FLEXIBLE, "command": ["true"], "reservation": "first"}
         ident = (await api.post("/api/v1/jobs", json=job)).json()["id"]
@@ -255,7 +255,7 @@ async def test_cluster_out_of_reach_is_released_later_and_reservation_ends_by_it
         begin = datetime.fromtimestamp(clock() - 30, UTC).isoformat()
         short = (await api.post(PATH, json=ORDER | {"name": "second", "begin": begin, "duration": 1})).json()
         assert short["begins_at"] > begin, "a begin that has just passed means now"
-        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        engine = app_of(api).state.engine
         engine.clock = lambda: clock() + 5
         await service.check()
         assert ((await api.get(f"{PATH}/second")).json()["state"], sites.reserved) == ("over", {})
@@ -313,7 +313,7 @@ async def test_cancel_that_could_not_be_stored_is_made_later(
 ) -> None:
     sites = Sites()
     async with start_daemon(tmp_path, sites) as api:
-        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        service, engine = service_of(api), app_of(api).state.engine
         assert (await api.post(PATH, json=ORDER | {"name": "first"})).status_code == 201
         assert (await api.post(PATH, json=ORDER | {"name": "second", "request": fixed(south=1)})).status_code == 201
         await service.check()
@@ -385,7 +385,7 @@ async def test_ended_reservations_are_dropped_and_live_ones_of_a_user_limited(
     monkeypatch.setattr(reservations, "MAX_LIVE", 2)
     async with start_daemon(tmp_path, sites) as api:
         service, clock = service_of(api), time.time
-        engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+        engine = app_of(api).state.engine
         small = ORDER | {"request": {"type": "flexible", "total_size": 1}, "begin": "now+300d"}
         answers = await asyncio.gather(*(api.post(PATH, json=small) for _ in range(3)))
         assert sorted(answer.status_code for answer in answers) == [201, 201, 409]
@@ -439,7 +439,7 @@ async def test_reservation_while_disk_of_daemon_is_full_leaves_nothing_on_cluste
 ) -> None:
     sites = Sites()
     async with start_daemon(tmp_path, sites) as api:
-        service, engine = service_of(api), api._transport.app.state.engine  # type: ignore[attr-defined]
+        service, engine = service_of(api), app_of(api).state.engine
         is_full, write = True, engine._store.write
 
         def write_unless_full(record: Any) -> None:
@@ -475,7 +475,7 @@ async def test_daemon_that_ends_while_disk_is_full_leaves_nothing_on_clusters(
 
     with pytest.raises(StoreUnavailable):  # noqa: PT012 - raised by the end of the daemon
         async with start_daemon(tmp_path, sites) as api:
-            monkeypatch.setattr(api._transport.app.state.engine._store, "write", fail)  # type: ignore[attr-defined]
+            monkeypatch.setattr(app_of(api).state.engine._store, "write", fail)
             assert (await api.post(PATH, json=ORDER)).status_code == 503
     assert {cluster for cluster, _ in sites.reserved} == {"north", "south"}
     end_lease(tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.serving import Open
+from tests.serving import Open, app_of
 from tests.signals import until
 
 Json = dict[str, Any]
@@ -127,7 +127,7 @@ async def create_tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expir
 async def test_stream_is_aborted_when_token_is_revoked(open_api: Open, path: str) -> None:
     api = await open_api()
     revoked, valid = await create_tokens_of_alice(api, 2)
-    app = api._transport.app
+    app = app_of(api)
     following, going_on = OpenRequest(app, path, revoked), OpenRequest(app, path, valid)
     for request in (following, going_on):
         await asyncio.wait_for(request.started.wait(), 30)
@@ -142,7 +142,7 @@ async def test_stream_is_aborted_when_token_is_revoked(open_api: Open, path: str
 async def test_followed_text_of_ending_daemon_stays_without_its_end(open_api: Open) -> None:
     api = await open_api()
     (token,) = await create_tokens_of_alice(api)
-    app = api._transport.app
+    app = app_of(api)
     following = OpenRequest(app, "/api/v1/jobs/1/logs?follow=true", token)
     await asyncio.wait_for(following.started.wait(), 30)
     await until(lambda: app.state.engine._watchers)
@@ -155,8 +155,8 @@ async def test_followed_text_of_ending_daemon_stays_without_its_end(open_api: Op
 async def test_waiting_request_returns_401_when_token_is_revoked(open_api: Open) -> None:
     api = await open_api()
     (token,) = await create_tokens_of_alice(api)
-    engine = api._transport.app.state.engine
-    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
+    engine = app_of(api).state.engine
+    waiting = OpenRequest(app_of(api), "/api/v1/jobs/1?wait=60", token)
     await until(lambda: engine._watchers)
     await api.post("/api/v1/tokens/1/revoke")
     await asyncio.wait_for(waiting.answer, 30)
@@ -167,7 +167,7 @@ async def test_waiting_request_returns_401_when_token_is_revoked(open_api: Open)
 async def test_waiting_request_returns_401_when_token_expires(open_api: Open) -> None:
     api = await open_api()
     (token,) = await create_tokens_of_alice(api, expires=0.5)
-    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
+    waiting = OpenRequest(app_of(api), "/api/v1/jobs/1?wait=60", token)
     await asyncio.wait_for(waiting.answer, 30)
     assert waiting.status == 401
 
@@ -175,8 +175,8 @@ async def test_waiting_request_returns_401_when_token_expires(open_api: Open) ->
 async def test_disconnected_request_sends_no_answer(open_api: Open) -> None:
     api = await open_api()
     (token,) = await create_tokens_of_alice(api)
-    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
-    await until(lambda: api._transport.app.state.engine._watchers)
+    waiting = OpenRequest(app_of(api), "/api/v1/jobs/1?wait=60", token)
+    await until(lambda: app_of(api).state.engine._watchers)
     waiting.answer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting.answer
@@ -189,7 +189,7 @@ async def test_change_in_progress_completes_after_token_is_revoked(
     """A change that has started completes even when its token is revoked."""
     api = await open_api()
     (token,) = await create_tokens_of_alice(api)
-    jobs, began, go_on = api._transport.app.state.jobs, asyncio.Event(), asyncio.Event()
+    jobs, began, go_on = app_of(api).state.jobs, asyncio.Event(), asyncio.Event()
     submit = jobs.submit
 
     async def submit_slowly(*arguments: Any) -> Any:

@@ -1,5 +1,6 @@
 """Cluster minimization, compared with a search over all splits, and the example of sonmez-2010, figure 2."""
 
+import pytest
 from hypothesis import given
 
 from koalapy.model.cluster import ClusterState, GridView
@@ -54,14 +55,12 @@ def test_cluster_minimization_combines_two_clusters_of_figure_2() -> None:
     assert answer.reason == "c1 had the most idle nodes (16 of 16 used), then c2 (8 of 16 used)"
 
 
-def test_raise_last_moves_nodes_from_the_latest_cluster() -> None:
-    answer = policy.place(FlexibleRequest(12, min_component_size=3), grid(a=6, b=5, c=4))
-    assert sites(answer) == [(6, "a"), (3, "b"), (3, "c")]
-
-
-def test_raise_last_moves_nodes_from_earlier_clusters() -> None:
-    answer = policy.place(FlexibleRequest(12, min_component_size=4), grid(a=6, b=5, c=4))
-    assert sites(answer) == [(4, "a"), (4, "b"), (4, "c")]
+@pytest.mark.parametrize(("minimum", "sizes"), [(3, (6, 3, 3)), (4, (4, 4, 4))])
+def test_last_component_is_raised_to_its_minimum_by_nodes_of_the_latest_clusters(
+    minimum: int, sizes: tuple[int, ...]
+) -> None:
+    answer = policy.place(FlexibleRequest(12, min_component_size=minimum), grid(a=6, b=5, c=4))
+    assert sites(answer) == [*zip(sizes, "abc", strict=True)]
 
 
 def test_cluster_minimization_shortens_a_long_reason() -> None:

@@ -1,8 +1,8 @@
 """Which streams hub, heads and nodes refuse."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,19 @@ PAIR_KEY = derive_pair_key(ATTEMPT_KEY, "north", "south")
 
 
 @pytest.fixture
-def links(tmp_path: Path) -> Iterator[Links]:
-    made = Links(tmp_path)
-    yield made
-    made.close()
+def open_links(tmp_path: Path) -> Iterator[Callable[..., Links]]:
+    with ExitStack() as opened:
+
+        def open_(**options: Any) -> Links:
+            opened.callback((made := Links(tmp_path, **options)).close)
+            return made
+
+        yield open_
+
+
+@pytest.fixture
+def links(open_links: Callable[..., Links]) -> Links:
+    return open_links()
 
 
 def offer(links: Links, *, cluster: str = "north", stream: int = 900, **changes: Any) -> dict[str, Any]:
@@ -146,9 +155,9 @@ def test_head_with_another_line_than_the_hub_has_offered_refuses_it(
 
 @pytest.mark.parametrize("has_other_certificate", [False, True])
 def test_head_without_right_certificate_of_the_other_refuses_streams(
-    tmp_path: Path, has_other_certificate: bool
+    tmp_path: Path, open_links: Callable[..., Links], has_other_certificate: bool
 ) -> None:
-    links = Links(tmp_path, tls=True)
+    links = open_links(tls=True)
     links.identities.clear()
     if has_other_certificate:
         certificate = CertificateAuthority(tmp_path / "other").issue().certificate.read_text()
@@ -159,22 +168,20 @@ def test_head_without_right_certificate_of_the_other_refuses_streams(
     message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
     reason = "tls" if has_other_certificate else "no-certificate"
     expect_refusal(links, links.heads["north"], reason, node.send_stream_line(message))
-    links.close()
 
 
-def test_hub_with_tls_refuses_a_hello_without(tmp_path: Path) -> None:
-    links = Links(tmp_path, tls=True)
+def test_hub_with_tls_refuses_a_hello_without(open_links: Callable[..., Links]) -> None:
+    links = open_links(tls=True)
     hello = b'{"t":"hello","name":"north","node":0,"nonce":"00"}\n'
     with socket.create_connection(("127.0.0.1", links.hub.server.port)) as connection:
         connection.sendall(hello)
         links.turn_until(lambda: links.hub.refusals)
     assert dict(links.hub.refusals) == {"tls": 1}
-    links.close()
 
 
 @pytest.mark.evidence("L8")
-def test_stream_with_tls_is_encrypted_at_the_hub(tmp_path: Path) -> None:
-    links = Links(tmp_path, tls=True)
+def test_stream_with_tls_is_encrypted_at_the_hub(open_links: Callable[..., Links]) -> None:
+    links = open_links(tls=True)
     taker = links.replace_head("south")
     with links.dial(0, 2) as client:
         client.send(b"a secret of the program")
@@ -183,7 +190,6 @@ def test_stream_with_tls_is_encrypted_at_the_hub(tmp_path: Path) -> None:
         name = {key: dial[key] for key in ("attempt", "from", "stream")}
         with taker.send_stream_line({"t": "take", "cluster": "south", **name}) as stream:
             assert links.read(stream, 100)[:1] == TLS_HANDSHAKE
-    links.close()
 
 
 @pytest.mark.parametrize(
@@ -206,15 +212,14 @@ def test_node_with_dial_to_foreign_port_refuses_it(links: Links) -> None:
 
 
 @pytest.mark.evidence("P9")
-def test_peer_with_key_of_another_pair_is_refused(tmp_path: Path) -> None:
-    links = Links(tmp_path, tls=True, direct=True)
+def test_peer_with_key_of_another_pair_is_refused(open_links: Callable[..., Links]) -> None:
+    links = open_links(tls=True, direct=True)
     head = links.heads["south"]
     connection = RawPeer(links, head.peer_server.port)
     key = derive_direct_key(derive_pair_key(ATTEMPT_KEY, "north", "west"), "north", "south")
     connection.send(key, offer(links))
     links.turn_until(lambda: head.refusals)
     assert dict(head.refusals) == {"unauthenticated": 1}
-    links.close()
 
 
 class RawPeer:
@@ -231,25 +236,23 @@ class RawPeer:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(7, "account 7"), (None, "another machine")])
-def test_node_with_foreign_connection_resets_it(tmp_path: Path, owner: int | None, name: str) -> None:
-    links = Links(tmp_path, owner=lambda *_: owner)
+def test_node_with_foreign_connection_resets_it(open_links: Callable[..., Links], owner: int | None, name: str) -> None:
+    links = open_links(owner=lambda *_: owner)
     with links.program(2) as listener, links.dial(0, 2) as client:
         assert listener
         with pytest.raises(ConnectionResetError):
             links.read(client, 1)
     links.turn_until(lambda: any(event["t"] == "refused" for event in links.node_events[0]))
     assert f"{name} may not use port" in str(links.node_events[0][-1]["why"])
-    links.close()
 
 
-def test_node_with_many_streams_at_once_delays_and_refuses_none(tmp_path: Path) -> None:
-    links = Links(tmp_path, node_options={"accept_burst": 2, "accept_rate": 100})
+def test_node_with_many_streams_at_once_delays_and_refuses_none(open_links: Callable[..., Links]) -> None:
+    links = open_links(node_options={"accept_burst": 2, "accept_rate": 100})
     with links.program(2) as listener:
         clients = [links.dial(0, 2) for _ in range(6)]
         servers = [links.accept(listener) for _ in clients]
         for connection in (*clients, *servers):
             connection.close()
-    links.close()
 
 
 def test_node_with_taken_port_names_it(tmp_path: Path, links: Links) -> None:
@@ -268,8 +271,10 @@ def test_node_with_taken_port_names_it(tmp_path: Path, links: Links) -> None:
         (Limits(stream_rate=0.001, stream_burst=2), "rate"),
     ],
 )
-def test_head_at_its_limit_refuses_new_streams_and_keeps_others(tmp_path: Path, limits: Limits, reason: str) -> None:
-    links = Links(tmp_path, limits=limits)
+def test_head_at_its_limit_refuses_new_streams_and_keeps_others(
+    open_links: Callable[..., Links], limits: Limits, reason: str
+) -> None:
+    links = open_links(limits=limits)
     with links.program(2) as listener:
         clients = [links.dial(0, 2) for _ in range(2)]
         servers = [links.accept(listener) for _ in clients]
@@ -280,7 +285,6 @@ def test_head_at_its_limit_refuses_new_streams_and_keeps_others(tmp_path: Path, 
             assert links.read(server, 5) == b"still"
         for connection in (*clients, *servers):
             connection.close()
-    links.close()
 
 
 def test_list_without_attempt_resets_its_streams(links: Links) -> None:
@@ -359,8 +363,8 @@ def test_node_ended_by_its_runner_is_no_loss(links: Links) -> None:
     assert not [event for event in links.events if event["t"] == "lost"]
 
 
-def test_silent_head_is_lost_and_its_streams_end(tmp_path: Path) -> None:
-    links = Links(tmp_path, limits=Limits(heartbeat=0.1, silence=2.0), node_options={"heartbeat": 0.1})
+def test_silent_head_is_lost_and_its_streams_end(open_links: Callable[..., Links]) -> None:
+    links = open_links(limits=Limits(heartbeat=0.1, silence=2.0), node_options={"heartbeat": 0.1})
     head = links.replace_head("south")
     with links.dial(0, 2) as client:
         links.turn_until(lambda: links.hub.streams)
@@ -370,26 +374,23 @@ def test_silent_head_is_lost_and_its_streams_end(tmp_path: Path) -> None:
     event = next(event for event in links.events if event["t"] == "lost" and event["relay"] == "hub")
     assert event["why"].startswith("the relay of south is lost: no sign of life for ")
     assert head.is_ended
-    links.close()
 
 
-def test_head_with_name_of_the_hub_resolves_it(tmp_path: Path) -> None:
-    links = Links(tmp_path, hub_host="localhost")
+def test_head_with_name_of_the_hub_resolves_it(open_links: Callable[..., Links]) -> None:
+    links = open_links(hub_host="localhost")
     with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener) as server:
         client.send(b"ping")
         assert links.read(server, 4) == b"ping"
-    links.close()
 
 
-def test_head_with_unknown_name_of_the_hub_tries_again(tmp_path: Path) -> None:
-    links = Links(tmp_path)
+def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[..., Links]) -> None:
+    links = open_links()
     address = HubAddress("no-such-host.invalid", 1, None)
     link = HubLink(links.heads["north"], address, "north", head_key("north"))
     link.connect()
     alarm = f"hub-connect-{id(link)}"
     links.turn_until(lambda: links.loop.has_alarm(alarm))
     link.close()
-    links.close()
 
 
 def test_entry_with_host_name_of_a_head_is_rejected(links: Links) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +153,22 @@ class FakeAgent:
             writer.close()
 
 
-@pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
-    fake = FakeAgent(tmp_path)
-    await fake.listen()
+@asynccontextmanager
+async def listening_agent(directory: Path, host: str = "127.0.0.1") -> AsyncIterator[FakeAgent]:
+    fake = FakeAgent(directory)
+    await fake.listen(host)
     yield fake
     for node in fake.nodes.values():
         if node.process is not None and node.process.returncode is None:
             node.process.terminate()
             await node.ended()
     await fake.leave()
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
+    async with listening_agent(tmp_path) as fake:
+        yield fake
 
 
 def make_plan(

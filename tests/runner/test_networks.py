@@ -17,7 +17,7 @@ from koalapy.runner.networks import find_address
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
-from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
+from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode, listening_agent
 from tests.runner.test_openmpi import run_program
 
 # Routes
@@ -188,14 +188,8 @@ def machines() -> Iterator[Machines]:
 
 @pytest.fixture
 async def agent(machines: Machines, tmp_path: Path) -> AsyncIterator[FakeAgent]:
-    fake = FakeAgent(tmp_path)
-    await fake.listen("0.0.0.0")
-    yield fake
-    for node in fake.nodes.values():
-        if node.process is not None and node.process.returncode is None:
-            node.process.terminate()
-            await node.ended()
-    await fake.leave()
+    async with listening_agent(tmp_path, "0.0.0.0") as fake:
+        yield fake
 
 
 async def start_node(

@@ -18,7 +18,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
-from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
@@ -71,13 +71,6 @@ def test_job_on_faster_cluster_takes_less_time() -> None:
         run_time=by_speed(simulated.speeds),
     )
     assert {result.gang[0][0]: result.ended for result in outcome.jobs} == {"fast": 50.0, "slow": 100.0}
-
-
-def test_job_without_idle_nodes_waits_for_running_jobs() -> None:
-    outcome = jobs_by_id(
-        run_jobs([make_job(0.0, 12), make_job(10.0, 12), make_job(20.0, 1)], rules=Rules(queue="fcfs"))
-    )
-    assert [outcome[ident].started for ident in (1, 2, 3)] == [0.0, 100.0, 200.0]
 
 
 def test_job_arriving_at_an_end_gets_the_freed_nodes() -> None:
@@ -319,12 +312,6 @@ def test_simulation_with_equal_arguments_has_equal_outcome() -> None:
 def test_program_on_two_clusters_ends_once(launcher: Launcher) -> None:
     (result,) = run_jobs([make_job(0.0, 10, launcher=launcher)]).jobs
     assert (result.state, result.ended, result.restarts) == (JobState.SUCCEEDED, 100.0, 0)
-
-
-def test_nonfixed_components_are_placed_as_one_job() -> None:
-    request = NonFixedRequest((ComponentRequest(6), ComponentRequest(4)))
-    (result,) = run_jobs([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)]).jobs
-    assert sorted(result.gang) == [("north", 6), ("south", 4)]
 
 
 def test_each_task_of_an_array_runs_for_the_planned_time() -> None:
