@@ -281,7 +281,7 @@ def test_several_processes_per_node_without_mpi_are_refused() -> None:
     ("name", "problem", "hint"),
     [
         ("run-%4j.out", "and %4 has no meaning", "use %j for the job's id, "),
-        ("%N_%a.out", "and %N has no meaning", "use %j for the job's id, "),
+        ("%n_%a.out", "and %n has no meaning", "use %j for the job's id, "),
         ("100%", "and % has no meaning", "%% for a percent sign"),
         ("run-{job}", "and {job} is for commands and working directories", "write %j in its place"),
         ("{{cluster}}", "and {cluster} is for commands and working directories", "write %c in its place"),
