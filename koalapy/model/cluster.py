@@ -109,6 +109,7 @@ class Drain:
 class ClusterStanding:
     """What the next daemon run must know of a cluster: whether it may be used, and why not."""
 
+    name: ClusterName = field(kw_only=False)
     unusable: bool = False
     """Whether consecutive errors made it unusable, regardless of its state."""
     note: str = ""

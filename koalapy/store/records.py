@@ -18,7 +18,6 @@ from koalapy.model.reservation import Reservation
 class ClusterRecord(ClusterStanding):
     """The stored state of a cluster; counts in nodes, times in seconds since the epoch."""
 
-    name: ClusterName
     kind: str
     """Kind of resource manager: local, slurm, sge, drmaa."""
     state: str

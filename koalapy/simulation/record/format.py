@@ -132,7 +132,6 @@ class Step:
 class KnownCluster(ClusterStanding):
     """The stored and configured state of a cluster, before its agent reports."""
 
-    name: ClusterName
     speed: float = 1.0
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     total: int = 0
