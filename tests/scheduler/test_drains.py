@@ -1,16 +1,23 @@
 """Drains that begin and end at planned times."""
 
+from dataclasses import replace
+from itertools import count, permutations
+
 import pytest
 
 from koalapy.model.cluster import ClusterState, Link
 from koalapy.model.job import JobState
-from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
-from koalapy.scheduler.events import ClusterDrained, ClusterResumed
-from koalapy.scheduler.explain.explain import explain
+from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.request import ComponentRequest, Environment, FixedRequest, InputFile, NonFixedRequest, Request
+from koalapy.policies.policy import Policy
+from koalapy.policies.registry import Registry, builtin_policies
+from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
+from koalapy.scheduler.explain.explain import explain, find_awaited_clusters
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.leftovers import container_sizes, grown_containers
 from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.test_placement import FixedAnswerPolicy
 from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
 
@@ -240,3 +247,123 @@ def test_transfer_of_files_counts_before_a_drain() -> None:
     assert "its files arrive in 2:00:00" in world.queries.waiting_reason(world.job(first))
     advance_to(world, 6 * HOUR + 60)
     assert world.state(first) is JobState.RUNNING
+
+
+def drain(world: World, name: str, begins: float, ends: float | None) -> None:
+    world.step([ClusterDrained(name, "ops", "disks", False, begins * HOUR, None if ends is None else ends * HOUR)])
+
+
+def links_between(*names: str) -> dict[tuple[str, str], Link]:
+    """Return links of one byte a second, so that a file of 3,600 bytes arrives in an hour."""
+    return dict.fromkeys(permutations(names, 2), Link(0.001, 1.0))
+
+
+HOUR_FILE = InputFile("data", 3600, ("south",))
+
+
+def clusters_of(world: World, job: int) -> list[str]:
+    attempt = world.job(job).attempt
+    return [] if attempt is None else [component.cluster for component in attempt.components]
+
+
+def test_transfer_to_one_cluster_does_not_keep_a_job_from_another() -> None:
+    """North, which would be chosen first, awaits the file beyond the last start; south has it."""
+    world = World({"north": 4, "south": 2}, PLANS, links=links_between("north", "south"))
+    drain(world, "north", 2, None)
+    drain(world, "south", 2, None)
+    request = NonFixedRequest((ComponentRequest(2, inputs=(HOUR_FILE,)),))
+    job = world.submit(request, walltime=1.5 * HOUR, run_time=HOUR)
+    world.advance(60)
+    assert clusters_of(world, job) == ["south"]
+
+
+def test_component_without_files_awaits_those_of_the_others_before_a_drain() -> None:
+    world = World({"north": 4, "east": 2, "south": 0}, PLANS, links=links_between("north", "east", "south"))
+    drain(world, "north", 2, 4)
+    request = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(1, "east", inputs=(HOUR_FILE,))))
+    job = world.submit(request, walltime=1.5 * HOUR, run_time=HOUR)
+    world.advance(60)
+    assert world.state(job) is JobState.QUEUED
+    assert plan_of(world, job) == 4 * HOUR
+
+
+def test_ever_longer_transfers_end_the_questions_to_a_policy() -> None:
+    seconds = count(100.0)
+
+    def answer() -> Placement:
+        return Placement((PlacedComponent(2, "north", 0, ("south",), next(seconds)),))
+
+    policies = builtin_policies()
+    policies.register(FixedAnswerPolicy(answer))
+    world = World({"north": 4, "south": 2}, PLANS, links=links_between("north", "south"), policies=policies)
+    drain(world, "north", 100, None)
+    request = FixedRequest((ComponentRequest(2, "north", inputs=(HOUR_FILE,)),))
+    world.submit(request, walltime=HOUR, policy="answering")
+    assert next(seconds) < 500
+
+
+class CountingPolicies(Registry):
+    """The policies, with the number of questions to them."""
+
+    questions = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in builtin_policies().names():
+            self.register(builtin_policies().get(name))
+
+    def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
+        self.questions += 1
+        return super().resolve(name, request, options)
+
+
+@pytest.mark.parametrize(("request_", "drained", "most"), [(flexible(160), 40, 5), (fixed(c0=4, c1=4), 2, 30)])
+def test_many_drains_cost_few_questions_to_the_policy(request_: Request, drained: int, most: int) -> None:
+    """One cluster after the other is drained, so that a job of all of them starts after the last drain."""
+    policies = CountingPolicies()
+    world = World({f"c{index}": 4 for index in range(40)}, PLANS, policies=policies, strict=False)
+    for index in range(40):
+        drain(world, f"c{index % drained}", index, index + 1)
+    policies.questions = 0
+    job = world.submit(request_, walltime=HOUR)
+    assert policies.questions <= most
+    assert plan_of(world, job) == 40 * HOUR
+
+
+def test_start_of_job_with_files_is_found_before_a_drain() -> None:
+    """From 4 hours on, its files would arrive too late before the drain at 10 hours; enough nodes are free at 1.5."""
+    rules = replace(PLANS, high_scans_per_low=1)
+    world = World({"north": 8, "south": 3, "files": 0}, rules, links=links_between("north", "files"), strict=False)
+    for hours in (0.5, 1.0, 1.5, 4.4, 4.6, 4.7, 4.8, 4.9):
+        world.submit(fixed(north=1), walltime=hours * HOUR, run_time=hours * HOUR)
+    world.advance(30)
+    drain(world, "north", 10, None)
+    request = FixedRequest((ComponentRequest(3, "north", inputs=(InputFile("data", 3600, ("files",)),)),))
+    job = world.submit(request, walltime=4.9 * HOUR, run_time=HOUR)
+    world.advance(20)
+    planned = plan_of(world, job)
+    assert planned is not None
+    assert 1.5 * HOUR <= planned < 1.6 * HOUR
+
+
+def test_start_is_planned_once_a_drained_cluster_is_cleared() -> None:
+    world = World({"north": 4, "south": 2}, PLANS, strict=False)
+    world.advance(10)
+    world.queries.grid["north"].health.unusable = True
+    drain(world, "north", 0, 2)
+    job = world.submit(flexible(6), run_time=20)
+    world.advance(20)
+    assert plan_of(world, job) is None
+    world.step([ClusterCleared("north")])
+    world.advance(20)
+    assert plan_of(world, job) == 2 * HOUR
+
+
+def test_few_of_many_drains_that_a_job_waits_for_are_tried_alone() -> None:
+    world = World({f"c{index}": 1 for index in range(9)})
+    for index in range(8):
+        drain(world, f"c{index}", 0, None)
+    names = [f"c{index}" for index in range(8)]
+    for nodes, needed in ((9, names[:5]), (8, names), (1, [])):
+        job = world.submit(flexible(nodes))
+        assert find_awaited_clusters(world.queries, world.job(job))[1] == needed

@@ -315,6 +315,8 @@ def _format_since(component: Component, now: float) -> str:
 MAX_HISTORY_LENGTH = 50
 MAX_CLOSED_CLUSTERS = 10
 """Maximum number of unusable clusters that are tested for whether their return would suffice."""
+MAX_SINGLE_DRAINS = 5
+"""Maximum number of drained clusters that are tested for whether a job needs that one, which takes milliseconds."""
 
 
 def explain(
@@ -596,7 +598,8 @@ def find_awaited_clusters(queries: Queries, job: Job) -> tuple[list[ClusterName]
     is_enough = is_placed(empty(c) if c.name in absent else c for c in view)
     drains = {c.name: queries.grid[c.name].drained for c in view}
     lasting = [name for name, drain in sorted(drains.items()) if drain is not None and drain.ends_at is None]
-    needed = [name for name in lasting if is_needed_of([name])] or (lasting if is_needed_of(lasting) else [])
+    needed = lasting if lasting and is_needed_of(lasting) else []
+    needed = [name for name in needed[:MAX_SINGLE_DRAINS] if is_needed_of([name])] or needed
     return sorted(absent) if is_enough or needed or is_needed_of(absent) else [], needed
 
 

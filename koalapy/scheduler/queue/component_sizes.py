@@ -1,5 +1,6 @@
 """Keep components within the sizes that resource managers accept. Policies may be unaware of these."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -10,11 +11,13 @@ from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, Request
 from koalapy.model.wording import MAX_LISTED
+from koalapy.policies.network import estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.queue.policy_answers import call_policy
 
 Requirements = tuple[NodeRequirement | None, ...]
 """What the nodes of each component must have; one entry for all components, or none if any node serves."""
+NO_DELAYS: Mapping[ClusterName, float] = {}
 
 
 def exclude_barred(view: GridView, barred: Barred) -> GridView:
@@ -36,10 +39,12 @@ def _exclude_barred(view: GridView, barred: Barred) -> GridView:
     return view.with_clusters([cluster for name, cluster in changed.items() if name not in closed])
 
 
-def exclude_reserved(view: GridView, walltime: float | None, now: float, delay: float = 0.0) -> tuple[GridView, str]:
+def exclude_reserved(
+    view: GridView, walltime: float | None, now: float, delays: Mapping[ClusterName, float] = NO_DELAYS
+) -> tuple[GridView, str]:
     """Return the view without idle nodes that are reserved before a job with this walltime would end.
 
-    The job starts ``delay`` seconds from now, when its files are there.
+    The job starts ``delays`` seconds from now on a cluster, when its files are there.
 
     Reservations at different times count as the same nodes (``count_peak``). Also return which these are, as text to
     append; empty if there are none.
@@ -48,6 +53,7 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float, delay: 
         return view, ""
     changed, texts = [], []
     for cluster in view:
+        delay = delays.get(cluster.name, 0.0)
         barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now, delay)]
         if barring:
             reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
@@ -55,6 +61,14 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float, delay: 
             changed.append(replace(cluster.with_idle(max(0, cluster.idle - reserved)), parts=parts))
             texts += [f"; {cluster.name} has {reservation.describe(now)}" for reservation in barring]
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
+
+
+def transfer_times(spec: JobSpec, name: ClusterName, view: GridView, assumed: float | None) -> set[float]:
+    """Return the estimated seconds of the transfers to a cluster of the inputs of each component that may be there."""
+    components = (None,) if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    inputs = {spec.inputs_of(i) for i, each in enumerate(components) if each is None or each.cluster in (None, name)}
+    estimates = (estimate_transfer(name, files, view, assumed) for files in inputs)
+    return {estimate.seconds for estimate in estimates if estimate is not None}
 
 
 def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -> Requirements:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import ceil, inf
 
 from koalapy.model.advice import Size, run_size
@@ -20,7 +21,7 @@ from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.queue.component_sizes import exclude_reserved
+from koalapy.scheduler.queue.component_sizes import exclude_reserved, transfer_times
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.promises import Promises
@@ -35,6 +36,8 @@ MAX_ESTIMATE_AGE_S = 600.0
 ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 """Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
 requests and similar run times are tried together."""
+MAX_SEGMENTS = 16
+"""Number of last placements before reservations between which a start is searched; then after all of them."""
 HOLDS_NO_NODES = (ComponentState.PLACED, ComponentState.DELIVERING, ComponentState.ENDED)
 
 Alike = tuple[str, Size]
@@ -395,7 +398,8 @@ class Plan:
     def _empty_grid(self) -> GridView:
         """Return the grid without the scheduler's jobs, as it is once all drains and reservations with an end are
         over."""
-        return self._without_own_jobs.view().compute_once("after ends", self._without_ends)
+        ending = frozenset(cluster.name for cluster in self._grid.clusters() if cluster.usable_from < inf)
+        return self._without_own_jobs.view().compute_once(("after ends", ending), self._without_ends)
 
     def _without_ends(self, view: GridView) -> GridView:
         changed = []
@@ -439,6 +443,8 @@ class Plan:
         releases = self._releases(preempts)
 
         def place_at(at: float) -> tuple[float, GridView, Placement] | None:
+            if not self._may_fit(job, at, base, releases):
+                return None
             view = self._view_at(at, base, releases)
             answer = evaluate(job.spec, view, barred)
             return (at, view, answer) if isinstance(answer, Placement) else None
@@ -450,16 +456,18 @@ class Plan:
             ends = {each.ends for each in reservations} | {self._grid[cluster.name].usable_from for cluster in base}
             times = sorted({*(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
             first = bisect_right(times, earliest)
-            # Between the last starts before reservations, what fits at a time fits later too.
-            last_starts = {bisect_right(times, each.last_start(job.spec.walltime)) for each in reservations}
-            for last in sorted({len(times), *last_starts}):
-                while first < last:
-                    middle = (first + last) // 2
-                    if placed := place_at(times[middle]):
-                        last, found = middle, placed
-                    else:
-                        first = middle + 1
-                if found is not None:
+            # Between the last placements before reservations, what fits at a time fits later too.
+            limits = sorted({at for at in self._last_placements(job.spec, base, times) if at > first})
+            bounds = [*pairwise([first, *limits[:MAX_SEGMENTS]]), (max(limits, default=first), len(times))]
+            for first, end in bounds:
+                if first < end and (found := place_at(times[end - 1])):
+                    last = end - 1
+                    while first < last:
+                        middle = (first + last) // 2
+                        if placed := place_at(times[middle]):
+                            last, found = middle, placed
+                        else:
+                            first = middle + 1
                     break
         if found is None:
             return False
@@ -475,6 +483,35 @@ class Plan:
             self._limits[name] = free - component.size
             self._keep_class(job.spec.node_requirement(component.request_index), name, component.size)
         return True
+
+    def _last_placements(self, spec: JobSpec, base: GridView, times: list[float]) -> Iterator[int]:
+        """Yield how many of these times are not after the last placement before each reservation.
+
+        The job then awaits its own files on that cluster, or those of its component with the longest transfer.
+        """
+        delays: dict[ClusterName, set[float]] = {}
+        if base.has_reservations and spec.all_inputs:
+            delays = {each.name: transfer_times(spec, each.name, base, self._rules.assumed_bandwidth) for each in base}
+        longest = max((seconds for own in delays.values() for seconds in own), default=0.0)
+        for cluster in base:
+            for each in cluster.reservations:
+                for delay in {longest, *delays.get(cluster.name, ())}:
+                    yield bisect_right(times, each.last_start(spec.walltime) - delay)
+
+    def _may_fit(self, job: Job, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> bool:
+        """Return whether planned drains leave enough nodes for a start at a time, without a policy call."""
+        needs, walltime = self._queues[job.spec.priority].group_of(job.id).needs, job.spec.walltime
+        free = Counter[ClusterName]()
+        for cluster in base:
+            drains = (each for each in cluster.reservations if each.is_drain)
+            if not any(each.last_start(walltime) < at < each.ends for each in drains):
+                free[cluster.name] = cluster.idle
+        for end, name, nodes in releases:
+            if end > at:
+                break
+            if name in free:
+                free[name] += nodes
+        return needs.shares or (free.total() >= needs.total and max(free.values(), default=0) >= needs.largest)
 
     def _preempts(self, job: Job) -> bool:
         return job.spec.priority is Priority.HIGH and self._rules.preemption == "placement" and not job.spec.share

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice, product
-from math import ceil
+from itertools import count, islice, product
+from math import ceil, inf
 
 from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
@@ -16,7 +16,7 @@ from koalapy.model.wording import format_duration, format_list
 from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
-from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved
+from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved, transfer_times
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_answers import BrokenPolicy, inform_policy
@@ -25,6 +25,8 @@ from koalapy.scheduler.state import SchedulerState
 
 LOOK_AHEAD = 50
 """Number of waiting requests that are passed to a policy that looks ahead."""
+MAX_DELAY_ROUNDS = 16
+"""Number of policy calls after which a job with inputs is placed only on clusters where nothing is reserved."""
 
 
 class PolicyQuestions:
@@ -58,15 +60,24 @@ class PolicyQuestions:
         offered, reserved = exclude_reserved(view, spec.walltime, self._state.now)
         try:
             answer = self._place_on(spec, offered, reserved)
-            delay = 0.0
+            delays: dict[ClusterName, float] = {}
+            rounds = count(1)
             while isinstance(answer, Placement) and spec.all_inputs and view.has_reservations:
-                # A job that awaits its files starts, and so ends, later.
-                files_there = max(self.transfer_of(spec, placed, view).seconds for placed in answer.components)
-                if files_there <= delay:
+                # A job that awaits its files starts, and so ends, later: on all of its clusters, with the last of them.
+                own: dict[ClusterName, float] = {}
+                for placed in answer.components:
+                    seconds = self.transfer_of(spec, placed, view).seconds
+                    own[placed.cluster] = max(seconds, own.get(placed.cluster, 0.0))
+                last = max(own.values())
+                longer = {name: seconds for name, seconds in own.items() if seconds > delays.get(name, 0.0)}
+                longer = longer or {name: last for name in own if last > delays.get(name, 0.0)}
+                if not longer:
                     break
-                delay = files_there
-                offered, reserved = exclude_reserved(view, spec.walltime, self._state.now, delay)
-                arrival = f"; its files arrive in {format_duration(ceil(delay))}" if reserved else ""
+                delays = (delays or self._least_delays(spec, view)) | longer
+                if next(rounds) >= MAX_DELAY_ROUNDS:  # only where nothing is reserved
+                    delays = dict.fromkeys((cluster.name for cluster in view), inf)
+                offered, reserved = exclude_reserved(view, spec.walltime, self._state.now, delays)
+                arrival = f"; its files arrive in {format_duration(ceil(last))}" if reserved else ""
                 answer = self._place_on(spec, offered, f"{reserved}{arrival}")
             return answer
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
@@ -85,6 +96,14 @@ class PolicyQuestions:
         if spec.reservation:
             reserved = f"; it gets nodes of reservation {spec.reservation} only"
         return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
+
+    def _least_delays(self, spec: JobSpec, view: GridView) -> dict[ClusterName, float]:
+        """Return after how many seconds files may be on each cluster with reservations, whatever component is there."""
+        return {
+            cluster.name: min(transfer_times(spec, cluster.name, view, self._assumed_bandwidth), default=0.0)
+            for cluster in view
+            if cluster.reservations
+        }
 
     def transfer_of(self, spec: JobSpec, placed: PlacedComponent, view: GridView) -> Transfer:
         """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
