@@ -9,7 +9,7 @@ from koalapy.model.job_sizes import Barred, accepts_size, count_peak, describe_s
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import ClusterName, FlexibleRequest, Request
+from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, Request
 from koalapy.model.wording import MAX_LISTED
 from koalapy.policies.network import estimate_transfer
 from koalapy.policies.policy import Policy
@@ -63,12 +63,16 @@ def exclude_reserved(
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
 
 
-def transfer_times(spec: JobSpec, name: ClusterName, view: GridView, assumed: float | None) -> set[float]:
-    """Return the estimated seconds of the transfers to a cluster of the inputs of each component that may be there."""
-    components = (None,) if isinstance(spec.request, FlexibleRequest) else spec.request.components
-    inputs = {spec.inputs_of(i) for i, each in enumerate(components) if each is None or each.cluster in (None, name)}
-    estimates = (estimate_transfer(name, files, view, assumed) for files in inputs)
-    return {estimate.seconds for estimate in estimates if estimate is not None}
+def transfer_times(spec: JobSpec, view: GridView, assumed: float | None) -> dict[ClusterName, set[float]]:
+    """Return for each cluster the estimated seconds of the transfers of inputs of each component that may be there."""
+    inputs: dict[ClusterName | None, set[tuple[InputFile, ...]]] = {None: set()}
+    for index, each in enumerate((None,) if isinstance(spec.request, FlexibleRequest) else spec.request.components):
+        inputs.setdefault(each.cluster if each else None, set()).add(spec.inputs_of(index))
+    seconds: dict[ClusterName, set[float]] = {}
+    for name in (cluster.name for cluster in view):
+        estimates = (estimate_transfer(name, files, view, assumed) for files in inputs[None] | inputs.get(name, set()))
+        seconds[name] = {estimate.seconds for estimate in estimates if estimate is not None}
+    return seconds
 
 
 def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -> Requirements:

@@ -491,7 +491,7 @@ class Plan:
         """
         delays: dict[ClusterName, set[float]] = {}
         if base.has_reservations and spec.all_inputs:
-            delays = {each.name: transfer_times(spec, each.name, base, self._rules.assumed_bandwidth) for each in base}
+            delays = transfer_times(spec, base, self._rules.assumed_bandwidth)
         longest = max((seconds for own in delays.values() for seconds in own), default=0.0)
         for cluster in base:
             for each in cluster.reservations:

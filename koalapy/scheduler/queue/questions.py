@@ -98,12 +98,9 @@ class PolicyQuestions:
         return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
 
     def _least_delays(self, spec: JobSpec, view: GridView) -> dict[ClusterName, float]:
-        """Return after how many seconds files may be on each cluster with reservations, whatever component is there."""
-        return {
-            cluster.name: min(transfer_times(spec, cluster.name, view, self._assumed_bandwidth), default=0.0)
-            for cluster in view
-            if cluster.reservations
-        }
+        """Return after how many seconds files may be on each cluster, whatever component is there."""
+        times = transfer_times(spec, view, self._assumed_bandwidth)
+        return {name: min(seconds, default=0.0) for name, seconds in times.items()}
 
     def transfer_of(self, spec: JobSpec, placed: PlacedComponent, view: GridView) -> Transfer:
         """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
