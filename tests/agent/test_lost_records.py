@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.program_output import Output
 from koalapy.runner.session import seal_file
+from koalapy.system.clock import Clock
 from koalapy.system.process import read_boot_id
 from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
@@ -430,9 +432,28 @@ def test_secret_file_of_killed_agent_is_removed(tmp_path: Path) -> None:
     assert os.listdir(folder.path) == ["journal"]
 
 
-def make_unsent_component(folder: JournalFolder, boot: str, plan: dict[str, Any]) -> None:
+class BootClock(Clock):
+    """The clock of a machine that was started an hour ago."""
+
+    def since_boot(self) -> float:
+        return 3600.0
+
+
+BEFORE_BOOT, AFTER_BOOT = 3550.0, 3530.0
+"""Ages of files from before that boot, as far as a clock that is ahead can tell, and from after it."""
+
+
+def save_result(folder: Path, node: int, result: dict[str, Any] = SUCCESS_RESULT, *, age: float) -> None:
+    """Save the result of a node's runner so many seconds ago."""
+    path = folder / f"result.{node}.json"
+    path.write_text(json.dumps(result | RUNNER_HOST))
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def make_unsent_component(folder: JournalFolder, boot: str, plan: dict[str, Any], **order: object) -> None:
     """Write the journal of a component whose program was opened in a boot of the machine, and has files to send."""
-    folder.write_entry(submit={"size": 1, "stage": T, "collect": ["out/*"]}, lrm="77", open=plan, boot=boot)
+    submit = {"size": 1, "stage": T, "collect": ["out/*"]} | order
+    folder.write_entry(submit=submit, lrm="77", open=plan, boot=boot)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -445,16 +466,16 @@ def test_success_without_sent_files_fails_after_restart_of_machine(
 ) -> None:
     folder = JournalFolder(tmp_path)
     make_unsent_component(folder, boot, PLAN)
-    (tmp_path / "result.0.json").write_text(json.dumps(SUCCESS_RESULT | RUNNER_HOST))
+    save_result(tmp_path, 0, age=BEFORE_BOOT)
     folder.write_entry(**({"collected": True} if sent else {}), **({} if stop is None else {"stop": stop}))
     if has_ended:
         folder.write_entry(end={"exit_code": 0, "error": "", "infrastructure": False, "hosts": ["10.0.0.1"]})
-    component = Component.load_journal("test", T, folder)
-    second = Component.load_journal("test", T, folder)
+    component = Component.load_journal("test", T, folder, BootClock())
+    second = Component.load_journal("test", T, folder, BootClock())
     if not has_ended:
         component.on_job_ended(None)
     component.mark_collected("")
-    for each in (component, second, Component.load_journal("test", T, folder)):
+    for each in (component, second, Component.load_journal("test", T, folder, BootClock())):
         status = each.current_status()
         assert (status.program_exit, status.infrastructure, status.results_lost) == (code, code is None, code is None)
         assert ("was restarted" in status.error) is (code is None)
@@ -466,18 +487,48 @@ def test_unsent_files_beside_head_are_lost_after_restart_of_machine(
 ) -> None:
     folder = JournalFolder(tmp_path)
     make_unsent_component(folder, "another", PLAN | {"launcher": "openmpi", "head": "another"})
-    (tmp_path / "result.0.json").write_text(json.dumps(result | RUNNER_HOST))
-    status = Component.load_journal("test", T, folder).current_status()
+    save_result(tmp_path, 0, result, age=BEFORE_BOOT)
+    status = Component.load_journal("test", T, folder, BootClock()).current_status()
     assert (status.program_exit, status.infrastructure, status.results_lost) == (None, is_lost, is_lost)
 
 
-def test_result_fetched_after_restart_of_machine_does_not_hide_lost_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("age", "user", "is_lost"),
+    [(BEFORE_BOOT, "", True), (AFTER_BOOT, "", False), (-BEFORE_BOOT, "", True), (AFTER_BOOT, "alice", True)],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_only_runner_that_outlived_restart_of_machine_shows_that_files_are_kept(
+    tmp_path: Path, age: float, user: str, is_lost: bool, is_late: bool
+) -> None:
+    """A restart of the agent's machine alone loses nothing. The copy of a result from an account is always new."""
     folder = JournalFolder(tmp_path)
-    make_unsent_component(folder, "another", PLAN)
-    component = Component.load_journal("test", T, folder)
-    (tmp_path / "result.0.json").write_text(json.dumps(SUCCESS_RESULT | RUNNER_HOST))
+    make_unsent_component(folder, "another", PLAN, user=user)
+    if not is_late:
+        save_result(tmp_path, 0, age=age)
+    component = Component.load_journal("test", T, folder, BootClock())
+    save_result(tmp_path, 0, age=age)
     component.on_job_ended(None)
-    assert component.current_status().results_lost
+    for each in (component, Component.load_journal("test", T, folder, BootClock())):
+        status = each.current_status()
+        assert (status.program_exit, status.results_lost) == (None if is_lost else 0, is_lost)
+
+
+@pytest.mark.parametrize("how", ["infrastructure", "stopped"])
+def test_runner_started_again_after_restart_of_machine_does_not_hide_lost_files(tmp_path: Path, how: str) -> None:
+    folder = JournalFolder(tmp_path)
+    make_unsent_component(folder, "another", PLAN | {"launcher": "openmpi"}, size=2)
+    save_result(tmp_path, 0, age=BEFORE_BOOT)
+    save_result(tmp_path, 1, SUCCESS_RESULT | {"code": None, how: True}, age=AFTER_BOOT)
+    assert Component.load_journal("test", T, folder, BootClock()).current_status().results_lost
+
+
+def test_lost_files_stay_lost_when_a_later_result_arrives(tmp_path: Path) -> None:
+    folder = JournalFolder(tmp_path)
+    make_unsent_component(folder, "another", PLAN | {"launcher": "openmpi"}, size=2)
+    save_result(tmp_path, 0, age=BEFORE_BOOT)
+    for _ in range(2):
+        assert Component.load_journal("test", T, folder, BootClock()).current_status().results_lost
+        save_result(tmp_path, 1, age=AFTER_BOOT)
 
 
 async def test_program_that_outlives_restart_of_machine_succeeds(

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,8 @@ END_FIELDS = {
 """Fields of a component that its journal records when it has ended."""
 RESULT_ENTRY = "result.{node}"
 """Name of the journal entry with the result of a node's runner."""
+CLOCK_MARGIN = 60.0
+"""Maximum seconds by which the clocks of nodes and file servers may differ from this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class Component:
     results_lost: bool = False
     """Whether its program had succeeded, but its files may have been lost before they were sent."""
     was_cut: bool = False
-    """Whether the machine was restarted after its program was opened, and no runner has connected since."""
+    """Whether the machine was restarted after its program was opened, and no runner has shown that it outlived that."""
     stop: str | None = None
     grace: Grace | None = None
     """Grace period of a component that is being stopped."""
@@ -181,6 +184,7 @@ class Component:
         for node, life in zip(component.nodes, entries.get("lives", ()), strict=False):
             node.life = life
         component.collected = bool(entries.get("collected"))
+        component.was_cut = entries.get("boot", boot := read_boot_id()) != boot
         component.output.recover()
         for index in range(component.size):
             if result := entries.get(RESULT_ENTRY.format(node=index)):
@@ -192,7 +196,7 @@ class Component:
                 setattr(component, name, end[name])
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
-        component.was_cut = "results_lost" in entries or entries.get("boot", boot := read_boot_id()) != boot
+        component.was_cut |= "results_lost" in entries
         component._fail_unsent_results()
         return component
 
@@ -218,7 +222,7 @@ class Component:
         self.folder.write_entry(open=plan, lives=[node.life for node in self.nodes], boot=read_boot_id())
 
     def note_survival(self) -> None:
-        """Record that its runners, and so its files, outlived the last restart of the machine, as one has connected."""
+        """Record that its runners, and so its files, outlived the last restart of the machine, as one of them shows."""
         if self.was_cut and not self.results_lost:
             self.was_cut = False
             self.folder.note_entry(boot=read_boot_id())
@@ -406,7 +410,21 @@ class Component:
                 self.output.copy_unsent(
                     index, unsent.get(index, []), result.get("output"), self.folder.read_runner_file
                 )
+                if not (result["infrastructure"] or result["stopped"]) and self._was_saved_since_boot(index):
+                    self.note_survival()
                 self.record_result(index, result)
+
+    def _was_saved_since_boot(self, index: int) -> bool:
+        """Return whether a node's runner saved its result after the machine had started, as on another machine.
+
+        The time of a copy from another account says nothing, and neither does one after the present.
+        """
+        if not self.was_cut or self.user:
+            return False
+        with suppress(OSError):
+            age = self.clock.now() - (self.folder.path / f"result.{index}.json").stat().st_mtime
+            return -CLOCK_MARGIN <= age < self.clock.since_boot() - CLOCK_MARGIN
+        return False
 
     def _note_killed_runners(self) -> None:
         """Report possibly lost output of nodes with runners that were killed while the program ran."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from koalapy.model.cluster import pair_of, relayed_text
@@ -61,6 +62,8 @@ class Components:
             self._reject_stray(cluster, status)
             return match and match[0]
         job, component = match
+        if status.results_lost and (not job.spec.collect or live(job).barrier_at is None):
+            status = replace(status, results_lost=False)  # it had no files to send
         job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
         if status.relayed:
@@ -230,14 +233,14 @@ class Components:
             return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.
         may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
-        failure = AttemptFailure.CLUSTER
-        if status.results_lost:  # after the end of the program
-            may_be_blamed, failure = job.ending in (None, JobState.SUCCEEDED), AttemptFailure.RESULTS
+        failure, result = AttemptFailure.CLUSTER, program_result(job)
+        if status.results_lost:  # after the end of the program; without its exit code, this one waits for the head
+            knows_code = job.ending is None and component in reporting_components(job)
+            may_be_blamed, failure = knows_code or job.ending is JobState.SUCCEEDED, AttemptFailure.RESULTS
         if status.infrastructure and may_be_blamed:
             return self._failures.handle_infrastructure_failure(
-                job, component, failure, status.error, now, is_elsewhere=status.relay_lost
+                job, component, failure, status.error, now, is_elsewhere=status.relay_lost or status.results_lost
             )
-        result = program_result(job)
         may_be_over = job.ending in (JobState.QUEUED, JobState.FAILED) and live(job).exit_code is None
         has_failed = may_be_over and job.reason.startswith(INFRASTRUCTURE_FAILURE)
         if result == 0 and has_failed and 0 not in job.spec.retry_on_exit:
@@ -253,6 +256,10 @@ class Components:
                 self._failures.end_cluster_probation(launched.cluster)
         if result in job.spec.retry_on_exit:
             return self._failures.restart_job(job, _exit_reason(result, status.error), now, exit_code=result)
+        if result == 0 and (loser := next((c for c in live(job).gang if c.infrastructure), None)):
+            return self._failures.handle_infrastructure_failure(
+                job, loser, AttemptFailure.RESULTS, loser.error, now, is_elsewhere=True
+            )
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
             return self._attempts.end_attempt(job, ends, _exit_reason(result, status.error), now, exit_code=result)

@@ -77,7 +77,7 @@ class Failures:
     ) -> Job:
         """End an attempt that failed without a fault of its program, count the error, and retry the job.
 
-        ``is_elsewhere``: the cause is outside the component's site, so that it is not an error of its cluster.
+        ``is_elsewhere``: the cause is outside the component's site, or a loss of power: not an error of its cluster.
         """
         self._ledger.count_failed_attempt(component.cluster, failure)
         if component.claimed_at is None:
