@@ -227,8 +227,8 @@ def _parse_term(piece: str) -> SearchTerm:
     match = _WORD.fullmatch(piece)
     if match is None:
         plain = piece.replace('"', "").lower()
-        if _PLAIN.fullmatch(plain):
-            return _build_test(piece, "any", ":", (f"*{plain}*",), opposite=False)
+        if _PLAIN.fullmatch(word := plain.removeprefix("-")):
+            return _build_test(piece, "any", ":", (f"*{word}*",), opposite=plain != word)
         _refuse(
             piece,
             f"{piece} is not a word of a filter",
@@ -240,7 +240,7 @@ def _parse_term(piece: str) -> SearchTerm:
         near = get_close_matches(kind, KINDS, 1)
         guess = f"did you mean {near[0]}? " if near else ""
         _refuse(piece, f"there is no {name} in filters", f"{guess}known: {', '.join(KINDS)}")
-    values = tuple(value.strip() for value in _split_values(text))
+    values = tuple(value.strip() for value in _split_values(text.lower() if kind == "any" else text))
     if not all(values):
         _refuse(piece, f"{piece} has no value", f"as in {KINDS[kind].example}")
     return _build_test(piece, kind, operator, values, sign == "-")

@@ -195,6 +195,7 @@ SRUN_SHORT = {
     "-O": "--overcommit",
     "-Q": "--quiet",
     "-s": "--oversubscribe",
+    "-i": "--input",
 }
 SRUN_FLAGS = (
     *("--label", "--unbuffered", "--exact", "--exclusive", "--overlap", "--overcommit", "--oversubscribe"),
@@ -202,10 +203,13 @@ SRUN_FLAGS = (
 )
 SRUN_IGNORED = (
     *("--unbuffered", "--exact", "--exclusive", "--overlap", "--oversubscribe", "--job-name", "--mpi", "--cpu-bind"),
-    *("--cpu_bind", "--hint", "--kill-on-bad-exit", "--mem", "--mem-per-cpu", "--quiet"),
+    *("--cpu_bind", "--hint", "--kill-on-bad-exit", "--mem", "--mem-per-cpu", "--quiet", "--distribution"),
 )
 """Options of srun without an effect here."""
 SRUN_OPTIONS = (*SRUN_NUMBERS, *SRUN_SHORT.values(), *SRUN_FLAGS, *SRUN_IGNORED, "--export")
+SRUN_INPUT = (
+    "only task 0 gets standard input, where Slurm gives it to all: if each reads it, name the file as an argument"
+)
 RUN_LABELLED = (
     'exec 3>&1; code=$({ { "$@" 2>&1 3>&- 4>&-; echo $? >&4; } '
     '| sed -u "s/^/$OMPI_COMM_WORLD_RANK: /" >&3; } 4>&1); exit "$code"'
@@ -216,11 +220,13 @@ class SrunArguments(Arguments):
     """The options of ``srun``, and the program after them, which gets the variables of Slurm's tasks."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self._label = self._has_terminal = False
+        self._label = self._has_terminal = self.input_is_of_first = False
         self._files: dict[int, str] = {}
         """Files for output and errors, by descriptor."""
         super().__init__(arguments)
-        if self._has_terminal and "1" not in (str(self.request["ranks"]), os.environ.get("KOALA_SLOTS")):
+        is_one = "1" in (str(self.request["ranks"]), os.environ.get("KOALA_SLOTS"))
+        self.input_is_of_first = self.input_is_of_first or is_one
+        if self._has_terminal and not is_one:
             give_up("--pty is for one task: add -n 1")
         self.request["command"] = ["/bin/sh", "-c", self._task_script(), "srun", *self.request["command"]]
         self.pass_variables()
@@ -256,6 +262,8 @@ class SrunArguments(Arguments):
             if "%" in value.replace("%j", ""):
                 give_up(f"{name} is {value!r}: only %j is supported in names of files")
             self._files[1 if name == "--output" else 2] = value.replace("%j", os.environ.get("SLURM_JOB_ID", ""))
+        elif name == "--input" and value == "0":
+            self.input_is_of_first = True
         elif name == "--label":
             self._label = True
         elif name == "--pty":
@@ -340,6 +348,8 @@ def main(arguments: list[str]) -> int:
     if "KOALA_TRANSLATED" in os.environ and not isinstance(parsed, SrunArguments):
         parsed.pass_variables()
     parsed.request["input_file"] = find_input()
+    if parsed.request["input_file"] and isinstance(parsed, SrunArguments) and not parsed.input_is_of_first:
+        print(f"srun: {SRUN_INPUT}, or give --input=0", file=sys.stderr)
     try:
         with open(f"{runner_folder}/folder", encoding="utf-8", errors="surrogateescape") as file:
             parsed.request["folder"] = folder_to_pass(parsed.folder, file.read())

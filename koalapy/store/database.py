@@ -205,14 +205,14 @@ class Lease:
             now = self._clock()  # read after the lock: the holder may have renewed while this waited
             if row is not None and _is_doubtful(connection, row.holder, row.expires_at, now, dead):
                 return float(row.expires_at)
-            self._upgrade(connection)
+            self._upgrade(connection)  # which may take longer than a lease
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
-                connection.execute(insert(lease).values(id=1, instance=self.instance, **self._lease_values(now)))
+                connection.execute(insert(lease).values(id=1, instance=self.instance, **self._lease_values()))
                 return None
             self.last_commit = row.epoch, row.batch
             self.instance, self.epoch = row.instance, row.epoch + 1
-            connection.execute(update(lease).values(**self._lease_values(now)))
+            connection.execute(update(lease).values(**self._lease_values()))
             return None
 
     def _watch_lease(self, expiry: float, sleep: Callable[[float], None]) -> None:
@@ -228,12 +228,12 @@ class Lease:
                     return  # released
                 raise _conflict_error(row.holder)
 
-    def _lease_values(self, now: float) -> dict[str, object]:
+    def _lease_values(self) -> dict[str, object]:
         return {
             "epoch": self.epoch,
             "holder": self.holder,
             "address": self._address,
-            "expires_at": now + LEASE_SECONDS,
+            "expires_at": self._clock() + LEASE_SECONDS,
             "batch": 0,
         }
 

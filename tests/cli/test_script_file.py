@@ -276,9 +276,28 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
     ],
 )
 def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any, line: str, meaning: str) -> None:
-    ended = koala("submit", "--translate", "--flexible", "1", write_script(f"{HEAD}{line}\n"))
+    ended = koala("submit", "--translate", write_script(f"{HEAD}{line}\n"))
     assert f"→ {meaning}\n" in ended.err
     assert "NOT UNDERSTOOD" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "memory"),
+    [
+        ("#PBS -l pmem=2gb", (), "2GiB"),
+        ("#KOALA --flexible 4 --ppn 8\n#PBS -l pmem=2gb", (), "16GiB"),
+        ("#$ -l h_vmem=1G", ("--ppn", "4"), "4GiB"),
+        ("#$ -pe smp 2 -l h_vmem=1G", ("--flexible", "2"), "2GiB"),
+        ("#PBS -l nodes=2,mem=8gb", ("--nonfixed", "1,3"), "2GiB"),
+        ("#SBATCH -N 2 --ntasks-per-node 4 --mem-per-cpu 1G", ("--ppn", "8"), "8GiB"),
+        ("#KOALA --ppn 2\n#SBATCH -N 2 --mem-per-cpu 1G", ("--ppn", "3"), "3GiB"),
+    ],
+)
+def test_amounts_of_processes_count_for_the_size_that_the_job_has(
+    koala: Koala, write_script: Any, lines: str, options: tuple[str, ...], memory: str
+) -> None:
+    ended = koala("submit", "--translate", "--dry-run", *options, write_script(f"{HEAD}{lines}\n"))
+    assert f"→ --memory {memory} (on each node)\n" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -516,7 +535,7 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
         "echo ${SLURM_RESTART_COUNT:-0} ${SLURM_JOB_GPUS-none}",
         "SLURM_JOB_PARTITION=x; echo $SLURM_JOB_PARTITION",
         "echo run sbatch later; srun hostname; scontrol show hostnames",
-        "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh",
+        "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh; srun -m cyclic -i 0 x <y",
         "# sbatch $SLURM_JOB_PARTITION",
         "RUN=$(which mpirun); which /usr/bin/mpirun; ls /opt/mpi/bin/mpirun; A=1 mpirun ./x; timeout 5 srun -n 1 ./x",
         "echo $NSLOTS $QUEUE",

@@ -139,6 +139,8 @@ def test_drain_is_planned_and_withdrawn_by_forms(daemon: ServedDaemon) -> None:
         assert olga.send_form("/maintenance", "/maintenance", **sent).status_code == 303
         (row,) = olga.get_json("/maintenance.json")["drains"]
         assert (row["cluster"], row["is_planned"], row["drain"]["reason"]) == ("south", True, "new switch")
+        entries = daemon.http.get("/api/v1/audit", params={"user": "olga", "action": "drain_cluster"}).json()["entries"]
+        assert {entry["target"] for entry in entries} == {"cluster north", "cluster south"}
         assert olga.send_form("/maintenance", "/clusters/south/resume").status_code == 303
         assert olga.get_json("/maintenance.json")["drains"] == []
 

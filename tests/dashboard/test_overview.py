@@ -85,6 +85,20 @@ def test_expected_start_is_planned_else_forecast(
     assert job_row(JobRecord(job, ""), Identity("eve", Role.USER, ""), 1, forecast).expected is None
 
 
+@pytest.mark.processes
+def test_start_of_a_job_by_size_is_estimated_once_and_not_with_each_change(scene: ServedDaemon) -> None:
+    view = scene.http.get("/start.json?nodes=1&sort=name").json()
+    assert (view["start_nodes"], view["sort"]) == (1, "name")
+    assert view["start"]["at_once"] or view["start"]["expected"] or view["start"]["reason"]
+    assert "the clusters have" in scene.http.get("/start.json?nodes=1000000").json()["start"]["reason"]
+    page = scene.http.get("/start?nodes=1").text
+    assert ".events" not in page
+    assert "/start?nodes=1&amp;sort=name" in page
+    assert [scene.http.get(f"/start?nodes={number}").status_code for number in ("0", "-1", "nan", "1000001", "")] == [
+        422
+    ] * 5
+
+
 def test_tiles_without_dark_ones_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
     def names(order: str) -> list[str]:
         view = scene.http.get(f"/now.json?sort={order}").json()

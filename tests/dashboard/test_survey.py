@@ -1,14 +1,17 @@
 """Summaries of all jobs for pages, kept up to date."""
 
+import json
+import re
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi.encoders import jsonable_encoder
 
 from koalapy.api.clusters import record_for
 from koalapy.daemon.observability.instruments import Instruments
-from koalapy.dashboard.pages.clusters import visible_calls
+from koalapy.dashboard.pages.clusters import shown_health, visible_calls
 from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.rows import SiteUse, Survey
 from koalapy.model.identity import Identity, Role
@@ -16,6 +19,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.scheduler.cluster_conditions import LAST_ERROR, HealthStatus
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.store.records import ClusterRecord
 
@@ -101,6 +105,15 @@ def test_failures_of_cluster_are_ordered_by_frequency() -> None:
     north, south = failures_of(instruments, "north"), failures_of(instruments, "south")
     assert (north.claims, list(north.claims_failed.items())) == (7, [("local-users", 3), ("limit", 1)])
     assert (north.attempts_failed, south.claims, south.attempts_failed) == ({}, 0, {"lost": 2})
+
+
+def test_users_see_no_data_of_others_in_the_health_of_a_cluster() -> None:
+    health = HealthStatus(2, note=f"2 errors{LAST_ERROR}alice's job", trial_components={"koala-7-1-0-nonce"})
+    health.unknown_refusals.add("no such queue for alice", ("alice", "simulation", QUEUED_JOB.spec.request))
+    health.proofs.add("koala-7-1-0-nonce")
+    shown = json.dumps(jsonable_encoder(shown_health(health, is_operator=False)))
+    assert not {"alice", "simulation", "nonce"} & set(re.split(r"\W", shown))
+    assert "alice" in json.dumps(jsonable_encoder(shown_health(health, is_operator=True)))
 
 
 @pytest.mark.evidence("U14")

@@ -507,15 +507,20 @@ async def test_srun_starts_tasks_with_their_variables_and_those_of_the_script(ag
 srun -n 2 -c1 --mpi=pmix sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID: $SEED "$WORDS" $SLURMD_NODENAME'
 srun -l sh -c 'echo $SLURM_NNODES'; srun -n 1 sh -c 'exit 5'; echo code $?
 srun -N 1 -o one-%j echo ended && cat one-7
+echo words >words; srun -m cyclic -n 1 cat <words; srun -n 2 --input=0 sort -u <words; srun -n 2 sort -u <words
 srun --multi-prog file; echo code $?"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
     await end_of(nodes)
     lines = output_of(nodes)
     assert sorted(lines[:2]) == ["0 of 2 in 7: 7 a  b 127.0.1.1", "1 of 2 in 7: 7 a  b 127.0.1.1"]
     assert {"0: 2", "1: 2", "2: 2", "3: 2", "code 5"} <= set(lines)
-    assert lines[-4:] == [
+    assert lines[-8:] == [
         "ended",
         "ended",
+        *("words", "words"),
+        "srun: only task 0 gets standard input, where Slurm gives it to all: if each reads it, name the file as an"
+        " argument, or give --input=0",
+        "words",
         "srun: --multi-prog is not supported in a translated script: leave it out, or use koala mpirun",
         "code 2",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from alembic.migration import MigrationContext
-from sqlalchemy import Pool, event, text
+from sqlalchemy import Connection, Pool, event, text
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.store.database import LEASE_SECONDS, Claim, Database
@@ -216,6 +216,19 @@ def test_older_daemon_that_wakes_during_migration_has_lost_its_lease(url: str, t
     assert (stores.jobs.epoch, renewals) == (5, [0])
     stores.jobs.close()
     engine.dispose()
+
+
+def test_lease_begins_after_a_migration_that_takes_longer(url: str) -> None:
+    now = [1000.0]
+
+    def upgrade_slowly(connection: Connection) -> None:
+        upgrade(connection)
+        now[0] += 60.0
+
+    database = Database(engine := make_engine(url), lambda: now[0], upgrade=upgrade_slowly)
+    with engine.connect() as connection:
+        assert connection.execute(text("select expires_at from lease")).scalar_one() > now[0]
+    database.close()
 
 
 @pytest.mark.parametrize("is_renewed", [True, False])

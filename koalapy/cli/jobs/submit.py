@@ -133,7 +133,7 @@ def _find_script(
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     _note_late_options(command or [], names)
-    return load_script(word, names, translate=translate, ranks_on=ranks_on)
+    return load_script(word, names, context.params, translate=translate, ranks_on=ranks_on)
 
 
 def _note_late_options(command: list[str], names: set[str]) -> None:

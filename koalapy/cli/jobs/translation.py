@@ -106,11 +106,12 @@ class Directive:
 
 
 def translate_lines(
-    script: Script, refused: frozenset[str], ranks_on: str = ""
+    script: Script, refused: frozenset[str], ranks_on: str = "", size: tuple[int, int] = (0, 0)
 ) -> tuple[ScriptOptions, tuple[str, ...]]:
     """Return the options that the foreign lines of a script mean, and its systems; print each line with its meaning.
 
-    ``ranks_on``: a value of ``RANKS_ON``, for lines that do not say how many nodes.
+    ``ranks_on``: a value of ``RANKS_ON``, for lines that do not say how many nodes. ``size``: nodes, and processes of
+    each, that other lines or options say, 0 if they do not; amounts of each process or of the job depend on them.
     Raise ``GridError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
     """
     texts, head = script.text.splitlines(), len(list(script.head))
@@ -119,11 +120,12 @@ def translate_lines(
     lines = [(n, text) for n, text in enumerate(texts, 1) if n <= head or text.startswith(also)]
     directives = [entry for number, text in lines for entry in _read_line(number, text.strip(), script.name)]
     by_prefix = {prefix: {e.key: e for e in directives if e.prefix == prefix} for prefix in OPTIONS}
-    _translate_task_counts(_refuse_parts([entry for entry in directives if entry.prefix == SBATCH]), ranks_on)
+    entries_of_slurm = _refuse_parts([entry for entry in directives if entry.prefix == SBATCH])
+    _translate_task_counts(entries_of_slurm, ranks_on, size)
     _combine_lsf(by_prefix[BSUB])
     for entry in directives:
         _choose_nodes(entry, ranks_on)
-    _combine_queues({**by_prefix[QSUB], **by_prefix[PBS_LINE]})
+    _combine_queues({**by_prefix[QSUB], **by_prefix[PBS_LINE]}, size)
     _check_interpreter(script, directives)
     _check_mail(directives)
     for entry in directives:
@@ -227,7 +229,7 @@ def _refuse_parts(entries: list[Directive]) -> dict[str, Directive]:
     return {entry.name: entry for entry in first}
 
 
-def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -> None:
+def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str, size: tuple[int, int]) -> None:
     """Set the meaning of Slurm's options that depend on others: tasks, and GPUs and memory of the job or of a task."""
 
     def read(name: str) -> int | None:
@@ -264,9 +266,9 @@ def _translate_task_counts(directives: Mapping[str, Directive], ranks_on: str) -
         nodes = 1
     elif nodes and "--ntasks-per-node" not in directives:
         directives["--nodes"].words += ["--ppn", "1"]
-    ranks, cpus = per_node or 1, read("--cpus-per-task") or 1
+    ranks, cpus = size[1] or per_node or 1, read("--cpus-per-task") or 1
     for name, kind, part, count in (
-        ("--gpus", "gpus", 1, nodes),
+        ("--gpus", "gpus", 1, size[0] or nodes),
         ("--gpus-per-task", "gpus", ranks, 1),
         ("--mem-per-cpu", "memory", ranks * cpus, 1),
     ):
@@ -298,7 +300,7 @@ def _number_after(option: str, words: list[str]) -> int:
     return int(words[words.index(option) + 1]) if option in words else 1
 
 
-def _combine_queues(directives: Mapping[str, Directive]) -> None:
+def _combine_queues(directives: Mapping[str, Directive], size: tuple[int, int]) -> None:
     """Set the meaning of options of Grid Engine and PBS that depend on others."""
     array, at_once = directives.get("-t"), directives.get("-tc")
     if array and array.words and at_once:
@@ -318,7 +320,7 @@ def _combine_queues(directives: Mapping[str, Directive]) -> None:
         of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "m_mem_free", "virtual_free", "vf") or (
             key == "-l mem" and entry.prefix == QSUB
         )
-        nodes, ranks = _number_after("--flexible", words), _number_after("--ppn", words)
+        nodes, ranks = size[0] or _number_after("--flexible", words), size[1] or _number_after("--ppn", words)
         if words and (of_slot or key in ("-l mem", "-l pmem")):
             kind = "memory of Grid Engine" if of_slot else "memory of PBS"
             factor, divisor = (1, nodes) if kind == "memory of PBS" and key == "-l mem" else (ranks, 1)
@@ -538,11 +540,13 @@ class LoadedScript:
         return merged_request, merged_job, lines
 
 
-def load_script(path: str, names: set[str], *, translate: bool, ranks_on: str = "") -> LoadedScript:
+def load_script(
+    path: str, names: set[str], given: Mapping[str, Any], *, translate: bool, ranks_on: str = ""
+) -> LoadedScript:
     """Read a script and its options. Raise ``GridError`` with its file and line for a wrong one.
 
     ``names``: all options of ``koala submit``, of which only those of a job may be in the script. ``ranks_on``: see
-    ``translate_lines``.
+    ``translate_lines``. ``given``: values of the options that were given to the command, by parameter.
     """
     if ranks_on and ranks_on not in RANKS_ON:
         raise GridError(f"--ranks-on is {ranks_on!r}", Exit.USAGE, f"use {' or '.join(RANKS_ON)}")
@@ -552,7 +556,11 @@ def load_script(path: str, names: set[str], *, translate: bool, ranks_on: str = 
     if not translate:
         note_foreign_lines(script)
         return LoadedScript(script.name, script.text, options)
-    foreign, systems = translate_lines(script, refused, ranks_on)
+    chosen = {**vars(options.request), **options.job, **{key: value for key, value in given.items() if value}}
+    sizes = next((str(chosen[name]) for name in ("fixed", "nonfixed", "flexible") if chosen.get(name)), "")
+    nodes = sum(map(int, re.findall(r"(?:^|[,:])([0-9]+)(?=,|$)", sizes)))
+    size = nodes, int(chosen.get("processes_per_node") or 0)
+    foreign, systems = translate_lines(script, refused, ranks_on, size)
     merged = ScriptOptions(
         merge_request(foreign.request, options.request),
         merge_job(foreign.job, options.job),

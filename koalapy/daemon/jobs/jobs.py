@@ -214,7 +214,7 @@ class Jobs:
             reject("begin", begin, "is more than 366 days ahead", "plan it later")
         if end is not None and end <= max(now, begin or now):
             reject("end", end, "is not after the begin of the drain", "give a later one")
-        describe_request(detail=f"requeue: {reason}" if requeue else reason)
+        describe_request(f"cluster {cluster}", f"requeue: {reason}" if requeue else reason)
 
         def make_events() -> tuple[Event, ...]:
             if begin is not None and len(self._queries.grid[cluster].planned_drains) >= MAX_PLANNED_DRAINS:

@@ -126,8 +126,15 @@ class ClusterPage:
 
 def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
     """Return the errors and the probation of a cluster; the last error only for operators."""
-    note = health.note if is_operator else health.summary
-    return replace(health, note=note, trial_components=set(), limit=None, limits=0, limit_lifted_at=0.0)
+    return HealthStatus(
+        errors=health.errors,
+        unusable=health.unusable,
+        note=health.note if is_operator else health.summary,
+        trials=health.trials,
+        probation=health.probation,
+        probation_at=health.probation_at,
+        limit_lifted_at=0.0,  # others, such as proofs, have tokens and what users asked for
+    )
 
 
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:

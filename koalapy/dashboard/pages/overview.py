@@ -55,7 +55,7 @@ MAX_DARK_TILES = 5
 TABLE_ROWS = 12
 PATIENCE_S = 2.0
 """Time to wait for a forecast of a submission."""
-Nodes = Annotated[int | None, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
+Nodes = Annotated[int, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
 OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 OUTCOMES_LIFETIME_S = 15.0
 """Age after which the ended jobs are counted again."""
@@ -111,16 +111,16 @@ class Overview:
     end_rate: float | None
     startup: float | None
     """Mean start-up time in seconds in the last quarter of an hour with a start; None without one."""
-    start_nodes: int | None
-    """The number of nodes of a job in the address."""
-    start: IfSubmitted | None
-    """When that job would start."""
     sort: TileSort
     tiles: Sequence[ClusterRow]
     dark: Sequence[ClusterRow]
     """Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all."""
     detailed: bool
     """Whether all tiles show numbers."""
+    start_nodes: int | None = None
+    """The number of nodes of a job in the address."""
+    start: IfSubmitted | None = None
+    """When that job would start."""
 
 
 def load_of(row: ClusterRow) -> float:
@@ -179,7 +179,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
     counted: tuple[float, list[tuple[int, str, int]]] = (-inf, [])
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
-    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE, nodes: Nodes = None) -> Overview:
+    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
         nonlocal counted
         now = engine.clock()
@@ -212,13 +212,18 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             start_rate=_last_mean(slots, "started"),
             end_rate=_last_mean(slots, "ended"),
             startup=_last_mean(slots, "startup"),
-            start_nodes=nodes,
-            start=None if nodes is None else await estimate_start(services, nodes, caller.user),
             sort=sort,
             tiles=[row for row in tiles if row not in dark] if dark else tiles,
             dark=dark,
             detailed=len(rows) <= MAX_DETAILED,
         )
+
+    # Its estimate is a simulation for one user: it is not made again with each change of the grid.
+    @dashboard.page("/start", "overview.html", operation="explain_submission", title="Overview", live=False)
+    async def start(caller: Caller, nodes: Nodes, sort: TileSort = TileSort.TROUBLE) -> Overview:
+        """Return the overview with the start of a job of so many nodes."""
+        view: Overview = await overview(caller, sort)
+        return replace(view, start_nodes=nodes, start=await estimate_start(services, nodes, caller.user))
 
     def parse_selection(model: type[S], form: Form, **others: str) -> S:
         """Return the alerts that a form selects; raise ``UsageError`` for an unknown kind, or without a target."""
