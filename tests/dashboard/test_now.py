@@ -161,7 +161,7 @@ def test_overview_says_when_job_of_given_size_would_start(visit: Visit, grid: Em
     page = visit().open("/")
     page.get_by_label("A job of").fill("3")
     page.get_by_role("button", name="would start").click()
-    page.locator(".starts output").get_by_text("now").wait_for()
+    page.locator(".starts output").get_by_text("now", exact=True).wait_for()
 
 
 def test_overview_shows_silent_cluster_first_and_stale(visit: Visit, grid: EmbeddedGrid) -> None:
