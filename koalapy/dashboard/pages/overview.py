@@ -170,7 +170,8 @@ async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmit
     total = sum(record.total for record in services.jobs.list_clusters())
     if nodes > total:
         return IfSubmitted(False, reason=f"the clusters have {total:,} nodes")
-    return await services.forecasts.forecast_submission(JobSpec(FlexibleRequest(nodes), ("true",), owner=owner), PATIENCE_S)
+    spec = JobSpec(FlexibleRequest(nodes), ("true",), owner=owner)
+    return await services.forecasts.forecast_submission(spec, PATIENCE_S)
 
 
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
