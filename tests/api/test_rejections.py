@@ -1,6 +1,8 @@
 """Requests that are rejected: tables of all forms, driven through daemons that none of them changes."""
 
 import re
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -19,6 +21,8 @@ def fixed_request(**component: object) -> Json:
     return {"request": {"type": "fixed", "components": [component]}}
 
 
+IN_AN_HOUR = datetime.fromtimestamp(time.time() + 3600, UTC).isoformat(timespec="seconds")
+"""The same second in all forms of a submission."""
 OWN = {"type": "nonfixed", "components": [{"size": 1, "inputs": [{"flie": "m"}]}]}
 WRONG_FIELDS: list[tuple[Any, ...]] = [
     ({"siez": 1}, "siez", "unknown field"),
@@ -100,7 +104,7 @@ WRONG_CONDITIONS: list[tuple[Any, ...]] = [
     ({"begin": "2300-01-01"}, "", "begin is '2300-01-01', not between", "in the next years"),
     ({"deadline": "2020-01-01"}, "", "deadline is 2020-01-01 00:00:00 UTC, which has passed", "in the future"),
     ({"begin": "2200-01-02", "deadline": "2200-01-01"}, "", "is 2200-01-01 00:00:00 UTC, which is not after", "later"),
-    ({"walltime": "2h", "deadline": "now+1h"}, "", "which leaves less than its walltime of 2:00:00", "shorter"),
+    ({"walltime": "2h", "deadline": IN_AN_HOUR}, "", "which leaves less than its walltime of 2:00:00", "shorter"),
 ]
 WRONG_ARRAYS: list[tuple[Any, ...]] = [
     ({"array": "5-1"}, "", "array has the range 5-1, which ends before it begins", "give indices"),

@@ -374,7 +374,7 @@ def test_amounts_of_processes_count_for_the_size_that_the_job_has(
     ],
 )
 def test_translated_line_without_meaning_is_rejected(koala: Koala, write_script: Any, line: str, reason: str) -> None:
-    ended = koala("submit", "--translate", "--flexible", "1", write_script(f"{HEAD}\n{line}\n"))
+    ended = koala("submit", "--translate", write_script(f"{HEAD}\n{line}\n"))
     assert ended.code == Exit.USAGE
     assert f"→ NOT UNDERSTOOD: {reason}" in ended.err
     assert "job.sh: line 3 is not understood; change it, or write what it means as a #KOALA line\n" in ended.err
