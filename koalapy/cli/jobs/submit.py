@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, exported_variables, read_options
+from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, exported_variables, read_options
 from koalapy.cli.terminal.arguments import BEFORE_DASHES, Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.client import Client, nodes_of
@@ -65,7 +65,7 @@ def submit_job(
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
-    script, lines = _find_script(command, file, ranks_on, translate=translate), submission.NO_LINES
+    script, lines = _find_script(command, file, request, job, ranks_on, translate=translate), submission.NO_LINES
     if script is not None:
         request, job, lines = script.apply_options(request, job)
         export = script.options.export if export is None else export
@@ -116,7 +116,7 @@ def submit_job(
 
 
 def _find_script(
-    command: list[str] | None, file: Path | None, ranks_on: str, *, translate: bool
+    command: list[str] | None, file: Path | None, request: RequestOptions, job: Json, ranks_on: str, *, translate: bool
 ) -> "LoadedScript | None":
     """Return the script that a command line names; None for a command, which follows ``--`` or names no file."""
     context = click.get_current_context()
@@ -133,7 +133,7 @@ def _find_script(
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     _note_late_options(command or [], names)
-    return load_script(word, names, context.params, translate=translate, ranks_on=ranks_on)
+    return load_script(word, names, request, job, translate=translate, ranks_on=ranks_on)
 
 
 def _note_late_options(command: list[str], names: set[str]) -> None:

@@ -29,8 +29,10 @@ from koalapy.cli.terminal.foreign_options import (
     UnknownNodes,
     split_resource,
 )
+from koalapy.client.client import nodes_of
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
+from koalapy.client.submission import build_request
 from koalapy.model.array import TaskIndices
 from koalapy.runner.foreign_scripts import (
     AT_SUBMISSION,
@@ -541,12 +543,12 @@ class LoadedScript:
 
 
 def load_script(
-    path: str, names: set[str], given: Mapping[str, Any], *, translate: bool, ranks_on: str = ""
+    path: str, names: set[str], request: RequestOptions, job: Json, *, translate: bool, ranks_on: str = ""
 ) -> LoadedScript:
     """Read a script and its options. Raise ``GridError`` with its file and line for a wrong one.
 
     ``names``: all options of ``koala submit``, of which only those of a job may be in the script. ``ranks_on``: see
-    ``translate_lines``. ``given``: values of the options that were given to the command, by parameter.
+    ``translate_lines``. ``request``, ``job``: the options of the command line.
     """
     if ranks_on and ranks_on not in RANKS_ON:
         raise GridError(f"--ranks-on is {ranks_on!r}", Exit.USAGE, f"use {' or '.join(RANKS_ON)}")
@@ -556,10 +558,9 @@ def load_script(
     if not translate:
         note_foreign_lines(script)
         return LoadedScript(script.name, script.text, options)
-    chosen = {**vars(options.request), **options.job, **{key: value for key, value in given.items() if value}}
-    sizes = next((str(chosen[name]) for name in ("fixed", "nonfixed", "flexible") if chosen.get(name)), "")
-    nodes = sum(map(int, re.findall(r"(?:^|[,:])([0-9]+)(?=,|$)", sizes)))
-    size = nodes, int(chosen.get("processes_per_node") or 0)
+    chosen = merge_request(options.request, request)
+    own_request = build_request(chosen.flexible, chosen.nonfixed, chosen.fixed)  # bounds need the lines' request
+    size = nodes_of(own_request) if own_request else 0, merge_job(options.job, job).get("processes_per_node") or 0
     foreign, systems = translate_lines(script, refused, ranks_on, size)
     merged = ScriptOptions(
         merge_request(foreign.request, options.request),

@@ -503,8 +503,7 @@ class Plan:
         needs, walltime = self._queues[job.spec.priority].group_of(job.id).needs, job.spec.walltime
         free = Counter[ClusterName]()
         for cluster in base:
-            drains = (each for each in cluster.reservations if each.is_drain)
-            if not any(each.last_start(walltime) < at < each.ends for each in drains):
+            if not any(each.is_drain and each.bars(walltime, at) for each in cluster.reservations):
                 free[cluster.name] = cluster.idle
         for end, name, nodes in releases:
             if end > at:
