@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import count, permutations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterState, Link
 from koalapy.model.job import JobState
@@ -328,6 +330,35 @@ def test_many_drains_cost_few_questions_to_the_policy(request_: Request, drained
     job = world.submit(request_, walltime=HOUR)
     assert policies.questions <= most
     assert plan_of(world, job) == 40 * HOUR
+
+
+@given(
+    orders=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90), st.integers(1, 3)), min_size=20, max_size=60),
+    nodes=st.integers(3, 8),
+    hours=st.integers(1, 3),
+)
+@example(orders=[(index % 2, 1 + 2 * index, 2) for index in range(30)] + [(2, 70, 2)], nodes=8, hours=1)
+def test_planned_start_is_the_first_with_enough_nodes_among_many_drains(
+    orders: list[tuple[int, int, int]], nodes: int, hours: int
+) -> None:
+    world = World({f"c{index}": 2 for index in range(4)}, PLANS, strict=False)
+    world.step(
+        [
+            ClusterDrained(f"c{c}", "ops", "disks", False, begin * HOUR, (begin + lasts) * HOUR)
+            for c, begin, lasts in orders
+        ]
+    )
+
+    def count_free(at: float) -> int:
+        latest = at + hours * HOUR + 60
+        barred = {c for c, begin, lasts in orders if begin * HOUR < latest and at < (begin + lasts) * HOUR}
+        return 2 * (4 - len(barred))
+
+    times = sorted({0.0, *((begin + lasts) * HOUR for _, begin, lasts in orders)})
+    first = next(at for at in times if count_free(at) >= nodes)
+    job = world.submit(flexible(nodes), walltime=hours * HOUR)
+    assert plan_of(world, job) == (first or None)
+    assert (world.state(job) is JobState.QUEUED) == (first > 0)
 
 
 def test_start_of_job_with_files_is_found_before_a_drain() -> None:

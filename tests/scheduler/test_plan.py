@@ -112,6 +112,43 @@ def test_job_that_ends_before_the_planned_start_uses_its_nodes() -> None:
     assert world.state(wide_job) is JobState.SUCCEEDED
 
 
+def test_jobs_that_end_after_the_planned_start_share_the_nodes_beside_it() -> None:
+    world = World({"north": 8}, PLANNED)
+    world.submit(fixed(north=4), run_time=1000, walltime=1000)
+    wide_job = world.submit(fixed(north=6), walltime=100)
+    world.advance(10)
+    long_jobs = [world.submit(flexible(2), run_time=5000, walltime=5000) for _ in range(2)]
+    world.advance(5)
+    assert [world.state(job) for job in long_jobs] == [JobState.RUNNING, JobState.QUEUED]
+    world.advance(1000)
+    assert world.state(wide_job) is JobState.SUCCEEDED
+
+
+def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files() -> None:
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, replace(PLANNED, claiming=ClaimingMode.INCREMENTAL), links=LINKS)
+    world.submit(fixed(north=4), run_time=50, walltime=60)
+    planned_job = world.submit(with_input(fixed(north=4)), walltime=100)
+    world.advance(51)
+    assert world.state(planned_job) is JobState.PLACED
+    other_job = world.submit(fixed(north=4), walltime=1000)
+    world.advance(20)
+    assert [world.state(job) for job in (planned_job, other_job)] == [JobState.RUNNING, JobState.QUEUED]
+
+
+def test_only_jobs_with_a_walltime_use_nodes_of_a_start_that_is_late() -> None:
+    """The running job was expected to end after 100 seconds, then after 200, then after 400."""
+    world = World({"north": 4}, replace(PLANNED, default_walltime=100.0))
+    world.submit(fixed(north=3), run_time=1000)
+    wide_job = world.submit(fixed(north=4), walltime=100)
+    world.advance(215)
+    assert world.queries.planned_start(wide_job) == pytest.approx(400, abs=1)
+    unlimited_job, short_job = world.submit(flexible(1)), world.submit(flexible(1), walltime=60)
+    world.advance(1)
+    assert [world.state(job) for job in (unlimited_job, short_job)] == [JobState.QUEUED, JobState.RUNNING]
+
+
 def test_plan_leaves_other_nodes_available() -> None:
     world = World({"north": 4, "south": 4}, PLANNED)
     world.submit(fixed(north=4), run_time=100)

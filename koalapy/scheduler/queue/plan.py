@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil, inf, nextafter
 
 from koalapy.model.advice import Size, run_size
 from koalapy.model.application import application_of
@@ -37,7 +38,8 @@ ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 """Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
 requests and similar run times are tried together."""
 MAX_SEGMENTS = 16
-"""Number of last placements before reservations between which a start is searched; then after all of them."""
+"""Number of spans with enough nodes, between last placements before reservations, in which a start is searched; then
+after all of them."""
 HOLDS_NO_NODES = (ComponentState.PLACED, ComponentState.DELIVERING, ComponentState.ENDED)
 
 Alike = tuple[str, Size]
@@ -443,22 +445,18 @@ class Plan:
         releases = self._releases(preempts)
 
         def place_at(at: float) -> tuple[float, GridView, Placement] | None:
-            if not self._may_fit(job, at, base, releases):
-                return None
             view = self._view_at(at, base, releases)
             answer = evaluate(job.spec, view, barred)
             return (at, view, answer) if isinstance(answer, Placement) else None
 
-        earliest = self._first_possible(job, base, releases)
-        found = place_at(earliest) if earliest < inf else None  # usually enough nodes suffice
+        fitting = self._times_with_nodes(job, base, releases)
+        earliest = next(fitting, None)
+        found = None if earliest is None else place_at(earliest)  # usually enough nodes suffice
         if found is None:
-            reservations = [reservation for cluster in base for reservation in cluster.reservations]
-            ends = {each.ends for each in reservations} | {self._grid[cluster.name].usable_from for cluster in base}
-            times = sorted({*(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
-            first = bisect_right(times, earliest)
+            times = list(fitting)
             # Between the last placements before reservations, what fits at a time fits later too.
-            limits = sorted({at for at in self._last_placements(job.spec, base, times) if at > first})
-            bounds = [*pairwise([first, *limits[:MAX_SEGMENTS]]), (max(limits, default=first), len(times))]
+            limits = sorted({*self._last_placements(job.spec, base, times), 0} - {len(times)})
+            bounds = [*pairwise(limits[: MAX_SEGMENTS + 1]), (limits[-1] if limits else 0, len(times))]
             for first, end in bounds:
                 if first < end and (found := place_at(times[end - 1])):
                     last = end - 1
@@ -498,19 +496,46 @@ class Plan:
                 for delay in {longest, *delays.get(cluster.name, ())}:
                     yield bisect_right(times, each.last_start(spec.walltime) - delay)
 
-    def _may_fit(self, job: Job, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> bool:
-        """Return whether planned drains leave enough nodes for a start at a time, without a policy call."""
-        needs, walltime = self._queues[job.spec.priority].group_of(job.id).needs, job.spec.walltime
-        free = Counter[ClusterName]()
+    def _times_with_nodes(
+        self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]
+    ) -> Iterator[float]:
+        """Yield now, and the later times of releases and ends of reservations, if enough nodes are then on the clusters
+        without a planned drain, without a policy call."""
+        now, walltime = self._state.now, job.spec.walltime
+        needs = self._queues[job.spec.priority].group_of(job.id).needs
+        named = dict(needs.cluster_sizes)
+        free = {cluster.name: cluster.idle for cluster in base if not named or cluster.name in named}
+        drains, changes = Counter[ClusterName](), list[tuple[float, ClusterName, int, int]]()
         for cluster in base:
-            if not any(each.is_drain and each.bars(walltime, at) for each in cluster.reservations):
-                free[cluster.name] = cluster.idle
-        for end, name, nodes in releases:
-            if end > at:
-                break
-            if name in free:
-                free[name] += nodes
-        return needs.shares or (free.total() >= needs.total and max(free.values(), default=0) >= needs.largest)
+            if cluster.state is ClusterState.DRAINED:
+                changes.append((self._grid[cluster.name].usable_from, "", 0, 0))
+            for each in cluster.reservations:
+                if not each.is_drain or cluster.name not in free:
+                    changes.append((each.ends, "", 0, 0))
+                else:
+                    begins = nextafter(each.last_start(walltime), inf)
+                    changes += [(begins, cluster.name, 0, 1), (each.ends, cluster.name, 0, -1)]
+        changes += [(end, name if name in free else "", nodes, 0) for end, name, nodes in releases]
+        changes.sort()
+        total, largest = sum(free.values()), [(-nodes, name) for name, nodes in free.items()]
+        heapify(largest)
+        at = now
+        for time, name, nodes, begun in (*changes, (inf, "", 0, 0)):
+            if time > at:
+                while largest and (drains[largest[0][1]] or -largest[0][0] != free[largest[0][1]]):
+                    heappop(largest)
+                has_nodes = total >= needs.total and (-largest[0][0] if largest else 0) >= needs.largest
+                if needs.shares or has_nodes:
+                    yield at
+                if time >= MAX_TIME:
+                    return
+                at = time
+            if name:
+                total -= 0 if drains[name] else free[name]
+                free[name], drains[name] = free[name] + nodes, drains[name] + begun
+                if not drains[name]:
+                    total += free[name]
+                    heappush(largest, (-free[name], name))
 
     def _preempts(self, job: Job) -> bool:
         return job.spec.priority is Priority.HIGH and self._rules.preemption == "placement" and not job.spec.share
@@ -518,22 +543,6 @@ class Plan:
     def _bound_by(self, job: Job) -> frozenset[Priority]:
         """Return the priorities of the jobs that must leave the nodes that are planned for a job."""
         return frozenset({job.spec.priority} if self._preempts(job) else {job.spec.priority, Priority.LOW})
-
-    def _first_possible(self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> float:
-        """Return the first time with enough nodes in total and on one cluster, without a policy call."""
-        needs = self._queues[job.spec.priority].group_of(job.id).needs
-        if needs.shares:
-            return self._state.now
-        free = Counter({cluster.name: cluster.idle for cluster in base})
-        total, largest = free.total(), max(free.values(), default=0)
-        if total >= needs.total and largest >= needs.largest:
-            return self._state.now
-        for at, name, nodes in releases:
-            free[name] += nodes
-            total, largest = total + nodes, max(largest, free[name])
-            if total >= needs.total and largest >= needs.largest:
-                return at
-        return inf
 
     def _keep_class(self, requirement: NodeRequirement | None, name: ClusterName, size: int) -> None:
         """Keep the idle nodes of a cluster that serve a planned job, since it is not known which become free."""
