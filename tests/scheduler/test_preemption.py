@@ -229,6 +229,18 @@ def test_preemption_at_claim_replaces_taken_nodes() -> None:
     assert preempted_jobs(world) == [low]
 
 
+@pytest.mark.parametrize(("preemption", "priority"), [("never", HIGH), ("claiming", Priority.LOW)])
+def test_preemption_at_claim_is_only_for_high_jobs_and_as_rules_say(preemption: Any, priority: Priority) -> None:
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, Rules(claiming=ClaimingMode.INCREMENTAL, preemption=preemption), links=LINKS)
+    waiting = world.submit(with_input(fixed(north=4)), priority=priority)
+    low = world.submit(fixed(north=4), run_time=100)
+    world.advance(20)
+    assert (world.state(low), preempted_jobs(world)) == (JobState.RUNNING, [])
+    assert world.state(waiting) is JobState.QUEUED
+
+
 def test_preemption_at_claim_prefers_re_placement() -> None:
     from tests.scheduler.test_incremental import GRID, LINKS, with_input
 
@@ -265,7 +277,8 @@ def test_preemption_victims_suffice_and_are_youngest(sizes: list[int], idle: int
         freed_nodes += sizes[job_id - 1]
 
 
-def test_preemption_spares_job_with_ended_program() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_preemption_spares_job_with_ended_program(is_restarted: bool) -> None:
     """Its components end by themselves and then release their nodes."""
     world = World({"north": 4}, manual=True)
     world.deliver("north")
@@ -278,6 +291,10 @@ def test_preemption_spares_job_with_ended_program() -> None:
     world.sites["north"].exit_program("1.1.0", 0)
     world.deliver("north")
     assert world.job(low).ending is JobState.SUCCEEDED
+    if is_restarted:
+        world.restart()
+        world.connect("north")
+        world.deliver("north")
     world.submit(fixed(north=4), priority=HIGH)
     assert preempted_jobs(world) == []
     world.start_automation()

@@ -68,6 +68,12 @@ def test_victims_have_minimal_cost(jobs: list[tuple[dict[str, int], PreemptionCo
 
 
 @given(jobs=drawn_jobs, lacking=drawn_missing, steps=st.integers(0, 20))
+@example(
+    # The greedy choice takes the small job first, and then the large one, which alone suffices.
+    jobs=[({"north": 1}, PreemptionCost(1, 1, 1)), ({"north": 4}, PreemptionCost(15, 1, 1))],
+    lacking={"north": 4},
+    steps=0,
+)
 def test_victims_within_step_limit_are_sufficient_and_necessary(
     jobs: list[tuple[dict[str, int], PreemptionCost]], lacking: dict[str, int], steps: int
 ) -> None:
