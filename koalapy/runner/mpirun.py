@@ -60,6 +60,7 @@ OWN_OF_NODES = ("_", "HOSTNAME", "LD_LIBRARY_PATH", "OLDPWD", "PATH", "PWD", "SH
 """Variables that each node has itself."""
 OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """Variables of the script that ranks have with other values."""
+NAME_NODE = 'export SLURMD_NODENAME="$KOALA_HOST"; exec "$@"'
 ENDED = "mpirun: the job of this script has ended: its nodes are no longer available"
 
 
@@ -103,6 +104,8 @@ class Arguments:
         self.request["parameters"].update(passed)
         names = sorted(name for name in os.environ if name.startswith(OF_SYSTEMS) and name not in OF_TASKS)
         pairs = [f"{name}={os.environ[name]}" for name in names]
+        if "SLURMD_NODENAME" in os.environ:
+            self.request["command"] = ["/bin/sh", "-c", NAME_NODE, "mpirun", *self.request["command"]]
         self.request["command"] = ["/usr/bin/env", *pairs, *self.request["command"]]
 
     def _read_option(self, word: str) -> None:
@@ -216,6 +219,11 @@ RUN_LABELLED = (
 )
 
 
+def exports_all(value: str) -> bool:
+    """Return whether ``srun --export`` passes all variables, as with ``ALL,NAME=VALUE``. Other values are rejected."""
+    return value.split(",")[0] == "ALL"
+
+
 class SrunArguments(Arguments):
     """The options of ``srun``, and the program after them, which gets the variables of Slurm's tasks."""
 
@@ -270,7 +278,7 @@ class SrunArguments(Arguments):
             self._has_terminal = True
         elif name == "--overcommit":
             self.request["oversubscribe"] = True
-        elif name == "--export" and value.split(",")[0] == "ALL":
+        elif name == "--export" and exports_all(value):
             for text in value.split(",")[1:]:
                 self._read_variable(text)
         elif name not in SRUN_IGNORED:

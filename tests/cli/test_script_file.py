@@ -281,6 +281,11 @@ def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any,
     assert "NOT UNDERSTOOD" not in ended.err
 
 
+def test_translated_option_is_listed_under_its_own_name(koala: Koala, write_script: Any) -> None:
+    ended = koala("submit", "--translate", write_script(f"{HEAD}#SBATCH -N 1 --ntasks-per-socket=1\n"))
+    assert "#SBATCH --ntasks-per-socket 1 →" in ended.err
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "memory"),
     [
@@ -510,6 +515,8 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         ("#SBATCH", "if true; then sbcast a /tmp/a; fi", "sbcast does not know the job's other clusters: use --stage"),
         ("#$", "qsub next.sh", "qsub does not know"),
         ("#SBATCH", "srun -n 1 -l --multi-prog file", "srun has no --multi-prog in a translated script"),
+        ("#SBATCH", "srun --export=NONE x", "srun has only --export=ALL in a translated script: use that"),
+        ("#SBATCH", "srun --export A=1 x", "srun has only --export=ALL in a translated script: use that"),
         ("#SBATCH", "time srun --het-group=1 x", "srun has no --het-group in a translated script: use koala mpirun"),
         ("#PBS", "echo $PBS_QUEUE", "$PBS_QUEUE is not set, since it describes one cluster only: remove it"),
         ("#PBS", "pbsdsh hostname", "pbsdsh does not know the job's other clusters"),
@@ -539,6 +546,7 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
         "SLURM_JOB_PARTITION=x; echo $SLURM_JOB_PARTITION",
         "echo run sbatch later; srun hostname; scontrol show hostnames",
         "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh; srun -m cyclic -i 0 x <y",
+        "srun --export ALL,A=1 x; srun --export='ALL' x",
         "# sbatch $SLURM_JOB_PARTITION",
         "RUN=$(which mpirun); which /usr/bin/mpirun; ls /opt/mpi/bin/mpirun; A=1 mpirun ./x; timeout 5 srun -n 1 ./x",
         "echo $NSLOTS $QUEUE",

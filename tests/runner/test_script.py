@@ -488,7 +488,7 @@ ibrun -n 1 echo ibrun
 srun --pty echo two; srun --pty -n 1 echo one"""
     nodes = await start_translated(agent, text, slots=2, **SLURM)
     await end_of(nodes)
-    assert output_of(nodes) == ["7 3 4 none none", "ibrun", "srun: --pty is for one task: add -n 1", "one"]
+    assert output_of(nodes) == ["7 3 4 none 127.0.1.1", "ibrun", "srun: --pty is for one task: add -n 1", "one"]
 
 
 async def test_steps_of_slurm_at_the_same_time_run_on_different_nodes(agent: FakeAgent) -> None:

@@ -45,7 +45,7 @@ from koalapy.runner.foreign_scripts import (
     TRANSLATED,
     settable_variables,
 )
-from koalapy.runner.mpirun import SRUN_FLAGS, SRUN_OPTIONS, SRUN_SHORT
+from koalapy.runner.mpirun import SRUN_FLAGS, SRUN_OPTIONS, SRUN_SHORT, exports_all
 
 SBATCH, QSUB, PBS_LINE, BSUB = "#SBATCH", "#$", "#PBS", "#BSUB"
 NAMES_OF_SYSTEMS = {SBATCH: "Slurm", QSUB: "Grid Engine", PBS_LINE: "PBS", BSUB: "LSF"}
@@ -495,8 +495,11 @@ def _find_srun_options(script: Script, systems: Iterable[str]) -> Iterator[tuple
                 if name not in SRUN_OPTIONS:
                     yield number, f"srun has no {name} in a translated script: use koala mpirun, or leave it out"
                     break
+                value = word.partition("=")[2]
                 if name not in SRUN_FLAGS and "=" not in word and (word.startswith("--") or len(word) == 2):
-                    next(words, None)
+                    value = next(words, "")
+                if name == "--export" and not exports_all(value.strip("\"'")):
+                    yield number, "srun has only --export=ALL in a translated script: use that, or leave it out"
 
 
 @dataclass(frozen=True)
