@@ -61,18 +61,17 @@ def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str, marks
     for run in _runs(slots, names[0]):
         base = [0.0] * len(run)
         for name in names:
-            heights = [low + (slot.means.get(name, 0.0)) for low, (_, slot) in zip(base, run, strict=True)]
-            upper = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, heights, strict=True)]
-            lower = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, base, strict=True)]
+            heights = [low + (slot.means.get(name, 0.0)) for low, slot in zip(base, run, strict=True)]
+            upper = [_point(slots, slot, value, top) for slot, value in zip(run, heights, strict=True)]
+            lower = [_point(slots, slot, value, top) for slot, value in zip(run, base, strict=True)]
             width = WIDTH / len(slots)
-            ends = (f"{run[-1][0] * width + width:.1f},{upper[-1][1]:.1f}", f"{lower[-1][0] + width:.1f},")
+            ends = (f"{upper[-1][0] + width:.1f},{upper[-1][1]:.1f}", f"{lower[-1][0] + width:.1f},")
             path = [*(f"{x:.1f},{y:.1f}" for x, y in upper), ends[0], f"{ends[1]}{lower[-1][1]:.1f}"]
             path += [f"{x:.1f},{y:.1f}" for x, y in reversed(lower)]
             parts.append(f'<polygon class="{name}" points="{" ".join(path)}"/>')
             base = heights
-    length = slots[1].start - slots[0].start if len(slots) > 1 else 1.0
     for at, text in marks:
-        if 0 <= (x := (at - slots[0].start) / length / len(slots) * WIDTH) <= WIDTH:
+        if 0 <= (x := _position(slots, at)) <= WIDTH:
             parts.append(f'<path class="event" d="M{x:.1f} 0V{HEIGHT}"><title>{escape(text)}</title></path>')
     return _chart(parts, label)
 
@@ -85,26 +84,33 @@ def line_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Marku
     top, parts = max(values) or 1.0, []
     for name in names:
         for run in _runs(slots, name):
-            points = [_point(index, slot.means[name], top, len(slots)) for index, slot in run]
+            points = [_point(slots, slot, slot.means[name], top) for slot in run]
             points.append((points[-1][0] + WIDTH / len(slots), points[-1][1]))
             text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline class="{name}" points="{text}"/>')
     return _chart(parts, label)
 
 
-def _runs(slots: Sequence[Slot], name: str) -> list[list[tuple[int, Slot]]]:
-    """Return the runs of successive slots with a value, each slot with its index."""
-    runs: list[list[tuple[int, Slot]]] = [[]]
-    for index, slot in enumerate(slots):
+def _runs(slots: Sequence[Slot], name: str) -> list[list[Slot]]:
+    """Return the runs of successive slots with a value."""
+    runs: list[list[Slot]] = [[]]
+    for slot in slots:
         if slot.means.get(name) is not None:
-            runs[-1].append((index, slot))
+            runs[-1].append(slot)
         elif runs[-1]:
             runs.append([])
     return [run for run in runs if run]
 
 
-def _point(index: int, value: float, top: float, count: int) -> tuple[float, float]:
-    return index * WIDTH / count, 1 + (HEIGHT - 2) * (1 - value / top)
+def _point(slots: Sequence[Slot], slot: Slot, value: float, top: float) -> tuple[float, float]:
+    return _position(slots, slot.start), 1 + (HEIGHT - 2) * (1 - value / top)
+
+
+def _position(slots: Sequence[Slot], at: float) -> float:
+    """Return the place of a time on the horizontal axis, on which the last slot has the mean length of the others."""
+    first, count = slots[0].start, len(slots)
+    period = (slots[-1].start - first) * count / max(1, count - 1)
+    return (at - first) / (period or 1.0) * WIDTH
 
 
 def _chart(parts: Sequence[str], label: str) -> Markup:

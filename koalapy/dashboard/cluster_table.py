@@ -81,7 +81,13 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
         Column("down", "Down", attrgetter("nodes.down"), style="number"),
         Column("idle", "Idle", attrgetter("nodes.idle"), style="number"),
         # Empty in place of the usual 0: narrow screens leave out empty cells.
-        Column("unknown", "Unknown", lambda row: row.nodes.unknown or None, style="number"),
+        Column(
+            "unknown",
+            "Unknown",
+            attrgetter("nodes.unknown"),
+            lambda row, _: f"{row.nodes.unknown:,}" if row.nodes.unknown else "",
+            "number",
+        ),
         Column(
             "waiting",
             "Waiting jobs",

@@ -189,6 +189,8 @@ def test_charts_average_samples_and_leave_gaps() -> None:
     assert "&lt;nodes&gt;" in stacked_chart(slots, ("ours",), "<nodes>")
     assert describe_range(slots, "queued", "{:.0f}".format) == "0 to 10"
     assert not line_chart([Slot(0.0, {})], ("queued",), "queue")
+    uneven = [Slot(at, {"latency": 1.0}) for at in (0.0, 10.0, 20.0, 90.0)]
+    assert 'points="0.0,1.0 20.0,1.0 40.0,1.0 180.0,1.0 240.0,1.0"' in line_chart(uneven, ("latency",), "latency")
     assert not stacked_chart([], ("ours",), "nodes")
 
 
