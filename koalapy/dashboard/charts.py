@@ -62,8 +62,8 @@ def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str, marks
         base = [0.0] * len(run)
         for name in names:
             heights = [low + (slot.means.get(name, 0.0)) for low, slot in zip(base, run, strict=True)]
-            upper = [_point(slots, slot, value, top) for slot, value in zip(run, heights, strict=True)]
-            lower = [_point(slots, slot, value, top) for slot, value in zip(run, base, strict=True)]
+            upper = [_point(slots, slot.start, value, top) for slot, value in zip(run, heights, strict=True)]
+            lower = [_point(slots, slot.start, value, top) for slot, value in zip(run, base, strict=True)]
             width = WIDTH / len(slots)
             ends = (f"{upper[-1][0] + width:.1f},{upper[-1][1]:.1f}", f"{lower[-1][0] + width:.1f},")
             path = [*(f"{x:.1f},{y:.1f}" for x, y in upper), ends[0], f"{ends[1]}{lower[-1][1]:.1f}"]
@@ -71,7 +71,7 @@ def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str, marks
             parts.append(f'<polygon class="{name}" points="{" ".join(path)}"/>')
             base = heights
     for at, text in marks:
-        if 0 <= (x := _position(slots, at)) <= WIDTH:
+        if 0 <= (x := _point(slots, at, 0.0, top)[0]) <= WIDTH:
             parts.append(f'<path class="event" d="M{x:.1f} 0V{HEIGHT}"><title>{escape(text)}</title></path>')
     return _chart(parts, label)
 
@@ -84,7 +84,7 @@ def line_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Marku
     top, parts = max(values) or 1.0, []
     for name in names:
         for run in _runs(slots, name):
-            points = [_point(slots, slot, slot.means[name], top) for slot in run]
+            points = [_point(slots, slot.start, slot.means[name], top) for slot in run]
             points.append((points[-1][0] + WIDTH / len(slots), points[-1][1]))
             text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline class="{name}" points="{text}"/>')
@@ -102,15 +102,10 @@ def _runs(slots: Sequence[Slot], name: str) -> list[list[Slot]]:
     return [run for run in runs if run]
 
 
-def _point(slots: Sequence[Slot], slot: Slot, value: float, top: float) -> tuple[float, float]:
-    return _position(slots, slot.start), 1 + (HEIGHT - 2) * (1 - value / top)
-
-
-def _position(slots: Sequence[Slot], at: float) -> float:
-    """Return the place of a time on the horizontal axis, on which the last slot has the mean length of the others."""
-    first, count = slots[0].start, len(slots)
-    period = (slots[-1].start - first) * count / max(1, count - 1)
-    return (at - first) / (period or 1.0) * WIDTH
+def _point(slots: Sequence[Slot], at: float, value: float, top: float) -> tuple[float, float]:
+    """Return where a value at a time is drawn. The last slot has the mean length of the others."""
+    period = (slots[-1].start - slots[0].start) * len(slots) / max(1, len(slots) - 1)
+    return (at - slots[0].start) / (period or 1.0) * WIDTH, 1 + (HEIGHT - 2) * (1 - value / top)
 
 
 def _chart(parts: Sequence[str], label: str) -> Markup:
@@ -122,10 +117,8 @@ def _chart(parts: Sequence[str], label: str) -> Markup:
 def describe_range(slots: Sequence[Slot], name: str, format_value: Callable[[float], str]) -> str:
     """Return the smallest and largest mean of a value in the period, as text: ``3 to 40``; empty without a value."""
     values = [value for slot in slots if (value := slot.means.get(name)) is not None]
-    if not values:
-        return ""
-    low, high = format_value(min(values)), format_value(max(values))
-    return low if low == high else f"{low} to {high}"
+    ends = [format_value(end) for end in (min(values), max(values))] if values else []
+    return " to ".join(dict.fromkeys(ends))
 
 
 def use_bar(nodes: NodeCounts) -> Markup:

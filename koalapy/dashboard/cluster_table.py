@@ -36,7 +36,9 @@ def _path(row: ClusterRow) -> str:
 
 
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
-    """Return a number as a link to the jobs that it counts."""
+    """Return a number as a link to the jobs that it counts; without a state a number, or empty for 0, as on narrow screens."""
+    if not state:
+        return f"{count:,}" if count else ""
     return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
 
 
@@ -80,14 +82,7 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
         Column("local", "Local users", attrgetter("nodes.local"), style="number"),
         Column("down", "Down", attrgetter("nodes.down"), style="number"),
         Column("idle", "Idle", attrgetter("nodes.idle"), style="number"),
-        # Empty in place of the usual 0: narrow screens leave out empty cells.
-        Column(
-            "unknown",
-            "Unknown",
-            attrgetter("nodes.unknown"),
-            lambda row, _: f"{row.nodes.unknown:,}" if row.nodes.unknown else "",
-            "number",
-        ),
+        _job_nodes("unknown", ""),
         Column(
             "waiting",
             "Waiting jobs",

@@ -219,11 +219,6 @@ RUN_LABELLED = (
 )
 
 
-def exports_all(value: str) -> bool:
-    """Return whether ``srun --export`` passes all variables, as with ``ALL,NAME=VALUE``. Other values are rejected."""
-    return value.split(",")[0] == "ALL"
-
-
 class SrunArguments(Arguments):
     """The options of ``srun``, and the program after them, which gets the variables of Slurm's tasks."""
 
@@ -258,7 +253,9 @@ class SrunArguments(Arguments):
         if name in SRUN_NUMBERS:
             self.request[SRUN_NUMBERS[name]] = self._number(name, value)
         elif name == "--nodes":
-            self._check_nodes(self._number(name, value))
+            self.request["nodes"] = count = self._number(name, value)
+            if count > (most := os.environ.get("KOALA_NODELIST", "").count(",") + 1):
+                give_up(f"--nodes is {count}, but the job has {most}: ask for fewer")
         elif name == "--nodelist":
             self.request["hosts"] = dict.fromkeys(value.split(","))
         elif name == "--cpus-per-task":
@@ -278,7 +275,7 @@ class SrunArguments(Arguments):
             self._has_terminal = True
         elif name == "--overcommit":
             self.request["oversubscribe"] = True
-        elif name == "--export" and exports_all(value):
+        elif name == "--export" and value.split(",")[0] == "ALL":
             for text in value.split(",")[1:]:
                 self._read_variable(text)
         elif name not in SRUN_IGNORED:
@@ -294,13 +291,6 @@ class SrunArguments(Arguments):
             os.dup2(file, descriptor)
             if descriptor == 1 and 2 not in self._files:
                 os.dup2(file, 2)
-
-    def _check_nodes(self, count: int) -> None:
-        """Let the runner choose so many nodes of the job."""
-        hosts = os.environ.get("KOALA_NODELIST", "").split(",")
-        if count > len(hosts):
-            give_up(f"--nodes is {count}, but the job has {len(hosts)}: ask for fewer")
-        self.request["nodes"] = count
 
 
 def folder_to_pass(chosen: str, job_folder: str) -> str:

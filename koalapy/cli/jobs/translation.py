@@ -45,7 +45,7 @@ from koalapy.runner.foreign_scripts import (
     TRANSLATED,
     settable_variables,
 )
-from koalapy.runner.mpirun import SRUN_FLAGS, SRUN_OPTIONS, SRUN_SHORT, exports_all
+from koalapy.runner.mpirun import SRUN_FLAGS, SRUN_OPTIONS, SRUN_SHORT
 
 SBATCH, QSUB, PBS_LINE, BSUB = "#SBATCH", "#$", "#PBS", "#BSUB"
 NAMES_OF_SYSTEMS = {SBATCH: "Slurm", QSUB: "Grid Engine", PBS_LINE: "PBS", BSUB: "LSF"}
@@ -150,18 +150,16 @@ def translate_lines(
         print_note(f"  line {entry.number}: {entry} → {entry.meaning}")
     if directives and not any(entry.key in SIZES for entry in directives):
         print_note("  no line says how many nodes → --flexible 1 --ppn 1, unless #KOALA lines or options do")
-        if "processes_per_node" not in options.lines:
-            options = add_words(options, ["--ppn", "1"], script.name, refused)
-        options = add_words(options, ["--flexible", "1"], script.name, refused)
+        ranks = [] if "processes_per_node" in options.lines else ["--ppn", "1"]
+        options = add_words(options, [*ranks, "--flexible", "1"], script.name, refused)
     systems = tuple(SYSTEMS[prefix] for prefix in SYSTEMS if any(entry.prefix == prefix for entry in directives))
     if {SLURM, LSF} & {*systems} and not any(entry.name in ("--export", "-env") for entry in directives):
         print_note("  no line says which variables are passed → none, unless #KOALA lines or options do (--export ALL)")
     unmet = [*_find_variables(script, systems), *_find_commands(script, systems), *_find_srun_options(script, systems)]
     for number, text in unmet:
         print_note(f"  line {number}: NOT UNDERSTOOD: {text}")
-    if "mpirun" in script.text:
-        for number in (number for number, line in _commands_of(script) if MODULE.search(line)):
-            print_note(f"  line {number}: a module may put its own mpirun first in PATH: use koala mpirun")
+    for number in (n for n, line in _commands_of(script) if "mpirun" in script.text and MODULE.search(line)):
+        print_note(f"  line {number}: a module may put its own mpirun first in PATH: use koala mpirun")
     for number in (number for prefix in OPTIONS if prefix not in also for number in script.lines_with(prefix)):
         if number > head:
             print_note(f"  line {number}: it has no effect, since it follows a command")
@@ -465,10 +463,9 @@ def _find_variables(script: Script, systems: Iterable[str]) -> Iterator[tuple[in
                 name = line[begin:end]
                 has_default = line[:begin].endswith("${") and re.match(r":?[-=+]", line[end:])
                 is_own = re.search(rf"^\s*(?:export\s+)?{name}=", script.text, re.MULTILINE)
-                if name in settable or has_default or is_own:
-                    continue
-                use = f"use {OWN_NAMES[name]}" if name in OWN_NAMES else "remove it"
-                yield number, f"${name} is not set, since it describes one cluster only: {use}"
+                if not (name in settable or has_default or is_own):
+                    use = f"use {OWN_NAMES[name]}" if name in OWN_NAMES else "remove it"
+                    yield number, f"${name} is not set, since it describes one cluster only: {use}"
 
 
 def _find_commands(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -498,7 +495,7 @@ def _find_srun_options(script: Script, systems: Iterable[str]) -> Iterator[tuple
                 value = word.partition("=")[2]
                 if name not in SRUN_FLAGS and "=" not in word and (word.startswith("--") or len(word) == 2):
                     value = next(words, "")
-                if name == "--export" and not exports_all(value.strip("\"'")):
+                if name == "--export" and value.strip("\"'").split(",")[0] != "ALL":
                     yield number, "srun has only --export=ALL in a translated script: use that, or leave it out"
 
 

@@ -38,8 +38,7 @@ ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
 """Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
 requests and similar run times are tried together."""
 MAX_SEGMENTS = 16
-"""Number of spans with enough nodes, between last placements before reservations, in which a start is searched; then
-after all of them."""
+"""Number of spans with enough nodes, between last placements before reservations, that are searched; then the last."""
 HOLDS_NO_NODES = (ComponentState.PLACED, ComponentState.DELIVERING, ComponentState.ENDED)
 
 Alike = tuple[str, Size]
@@ -450,8 +449,7 @@ class Plan:
             return (at, view, answer) if isinstance(answer, Placement) else None
 
         fitting = self._times_with_nodes(job, base, releases)
-        earliest = next(fitting, None)
-        found = None if earliest is None else place_at(earliest)  # usually enough nodes suffice
+        found = place_at(earliest) if (earliest := next(fitting, None)) is not None else None  # usually they suffice
         if found is None:
             times = list(fitting)
             # Between the last placements before reservations, what fits at a time fits later too.
@@ -499,33 +497,26 @@ class Plan:
     def _times_with_nodes(
         self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]
     ) -> Iterator[float]:
-        """Yield now, and the later times of releases and ends of reservations, if enough nodes are then on the clusters
-        without a planned drain, without a policy call."""
+        """Yield the times from now on with enough nodes on clusters without a planned drain, without a policy call."""
         now, walltime = self._state.now, job.spec.walltime
         needs = self._queues[job.spec.priority].group_of(job.id).needs
         named = dict(needs.cluster_sizes)
         free = {cluster.name: cluster.idle for cluster in base if not named or cluster.name in named}
-        drains, changes = Counter[ClusterName](), list[tuple[float, ClusterName, int, int]]()
+        drains = Counter[ClusterName]()
+        changes = [(self._grid[c.name].usable_from, "", 0, 0) for c in base if c.state is ClusterState.DRAINED]
         for cluster in base:
-            if cluster.state is ClusterState.DRAINED:
-                changes.append((self._grid[cluster.name].usable_from, "", 0, 0))
             for each in cluster.reservations:
-                if not each.is_drain or cluster.name not in free:
-                    changes.append((each.ends, "", 0, 0))
-                else:
-                    begins = nextafter(each.last_start(walltime), inf)
-                    changes += [(begins, cluster.name, 0, 1), (each.ends, cluster.name, 0, -1)]
+                name = cluster.name if each.is_drain and cluster.name in free else ""
+                changes += [(nextafter(each.last_start(walltime), inf), name, 0, 1), (each.ends, name, 0, -1)]
         changes += [(end, name if name in free else "", nodes, 0) for end, name, nodes in releases]
         changes.sort()
-        total, largest = sum(free.values()), [(-nodes, name) for name, nodes in free.items()]
+        at, total, largest = now, sum(free.values()), [(-nodes, name) for name, nodes in free.items()]
         heapify(largest)
-        at = now
         for time, name, nodes, begun in (*changes, (inf, "", 0, 0)):
             if time > at:
                 while largest and (drains[largest[0][1]] or -largest[0][0] != free[largest[0][1]]):
                     heappop(largest)
-                has_nodes = total >= needs.total and (-largest[0][0] if largest else 0) >= needs.largest
-                if needs.shares or has_nodes:
+                if needs.shares or (total >= needs.total and largest and -largest[0][0] >= needs.largest):
                     yield at
                 if time >= MAX_TIME:
                     return
