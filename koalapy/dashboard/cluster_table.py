@@ -36,7 +36,7 @@ def _path(row: ClusterRow) -> str:
 
 
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
-    """Return a number as a link to the jobs that it counts; without a state a number, or empty for 0, as on narrow screens."""
+    """Return a number as a link to the jobs that it counts; without a state a number, or nothing for 0."""
     if not state:
         return f"{count:,}" if count else ""
     return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
