@@ -136,7 +136,7 @@ def test_migrate_of_unknown_revision_is_rejected(tmp_path: Path) -> None:
 
 def test_migration_of_samples_keeps_sums_of_all_clusters(url: str) -> None:
     engine = make_engine(url)
-    fill_database(engine, "0008_planned_drains")
+    fill_database(engine, "0009_skipped_jobs")
     migrate(engine)
     query = select(use_sums.c["length", "start", "samples", "ours", "queued", "started", "startup"])
     with engine.connect() as connection:

@@ -1,9 +1,9 @@
--- What a daemon of revision 0001_schema left.
+-- What a daemon of revision 0008_planned_drains left.
 insert into "bundles" ("id", "size", "files", "used_at", "owners") values
 ('bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb', 12345, 3, 101.0, '[]');
 insert into "clusters" ("name", "kind", "state", "reason", "total", "errors", "unusable", "last_heard", "note", "trials", "drained", "planned_drains") values
 ('north', 'slurm', 'usable', '', 16, 1, false, 99.0, '', 0, null, '[]'),
-('south', 'sge', 'unusable', 'three errors', 8, 3, true, null, 'three errors', 2, '{"at": 7.0, "by": "ops", "reason": "new switch"}', '[]');
+('south', 'sge', 'unusable', 'three errors', 8, 3, true, null, 'three errors', 2, '{"at": 7.0, "by": "ops", "reason": "new switch", "begins_at": null, "ends_at": null, "requeue": false}', '[]');
 insert into "days" ("kind", "day", "name", "jobs", "succeeded", "failed", "cancelled", "restarts", "ran", "coallocated", "within_1m", "within_10m", "within_1h", "within_6h", "within_1d", "start_delays", "queue_time", "wait_time", "startup_overhead", "run_time", "response_time", "slowdown", "start_delay", "node_seconds", "coallocated_node_seconds", "nodes") values
 ('cluster', 0, 'north', 4, 2, 2, 0, 2, 4, 2, 4, 4, 4, 4, 4, 1, 3.0, 33.0, 40.0, 3665.0, 3698.0, 5.074205577815686, 2.0, 21805.5, 129.0, 16),
 ('cluster', 0, 'south', 2, 2, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 1, 2.0, 12.0, 20.0, 42.0, 54.0, 2.571428571428571, 2.0, 64.5, 64.5, 8),
@@ -43,11 +43,6 @@ insert into "outbox" ("id", "cluster", "payload", "written_at") values
 insert into "queues" ("priority", "scans") values
 ('low', 9),
 ('high', 3);
-insert into "samples" ("at", "ours", "local", "idle", "queued", "started", "ended", "startup") values
-(600.25, 4, 2, 10, 3, 2, 1, 1.5),
-(630.0, 8, 2, 6, 1, 0, 1, null);
-insert into "local_load" ("slot", "cluster", "local", "total") values
-(1, 'north', 2.5, 16.0);
 insert into "replicas" ("name", "cluster", "path", "size", "checksum", "parts", "state", "reason", "added_at", "verified_at") values
 ('climate/mesh', 'south', '/data/mésh -x.nc', 5000000000, 'c0ffee', null, 'good', '', 1.5, 0.0),
 ('fields', 'south', '/data/f', 300, 'f1', '[["a b", 100, "aa"], ["\u00e9", 200, "bb"]]', 'good', '', 0.0, 0.0),

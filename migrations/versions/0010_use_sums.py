@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009_use_sums"
-down_revision = "0008_planned_drains"
+revision = "0010_use_sums"
+down_revision = "0009_skipped_jobs"
 
 COUNTS = "samples", "ours", "local", "idle", "down", "withheld", "unknown", "queued", "started", "ended"
 
