@@ -97,7 +97,7 @@ async def charts_of_users(history: History, time_range: TimeRange, names: Sequen
     count = len(next(iter(node_seconds.values()), ()))
     at = [time_range.start + length * slot for slot in range(count)]
     curves = [
-        Curve(name, [round(seconds / length, 3) for seconds in node_seconds.get(name, [0.0] * count)])
+        Curve(name, [round(seconds / length, 6) for seconds in node_seconds.get(name, [0.0] * count)])
         for name in sorted(names)
     ]
     return [Chart("Nodes used", at, length, curves)] if at else []
