@@ -1,5 +1,6 @@
 """The page History: pictures, tables and form."""
 
+import re
 from dataclasses import asdict
 
 import httpx2
@@ -118,3 +119,19 @@ def test_history_page_compares_two_users_by_the_hour(grid_with_ended_jobs: Embed
     assert [curve["name"] for curve in used["curves"]] == ["alice", "bob"]
     assert all(sum(curve["values"]) > 0 for curve in used["curves"])
     assert {line["name"] for line in view["table"]["lines"]} == {"alice", "bob"}
+
+
+def test_drag_over_chart_or_timeline_shows_selected_time(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
+    visitor = visit()
+    for path, drawn in (("/history?by=user&since=7d", "#nodes-used .u-over"), ("/timeline", "svg.timeline")):
+        page = visitor.open(path)
+        box = page.locator(drawn).bounding_box()
+        assert box is not None
+        x, y = box["x"], box["y"] + box["height"] / 2
+        page.mouse.move(x + 0.4 * box["width"], y)
+        page.mouse.down()
+        page.mouse.move(x + 0.6 * box["width"], y, steps=5)
+        page.mouse.up()
+        page.wait_for_url(re.compile(r"since=20\d\d-.*until=20\d\d-"))
+        assert page.locator("nav[aria-label=Time] details[open]").count() == 1
+    assert visitor.complaints == []
