@@ -37,9 +37,8 @@ def _path(row: ClusterRow) -> str:
 
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
     """Return a number as a link to the jobs that it counts; without a state a number, or nothing for 0."""
-    if not state:
-        return f"{count:,}" if count else ""
-    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
+    text = f"{count:,}" if count or state else ""
+    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", text) if count and state else text
 
 
 def _job_nodes(name: str, state: str) -> Column[ClusterRow]:
