@@ -304,13 +304,15 @@ def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord],
         if record.total > 0
     ]
     if rows:
-        statement = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(day_table)
-        update = statement.on_conflict_do_update(
-            index_elements=KEYS,
-            set_={"nodes": statement.excluded.nodes},
-            where=day_table.c.nodes < statement.excluded.nodes,
-        )
-        connection.execute(update, rows)
+        connection.execute(_count_statement(connection.dialect.name), rows)
+
+
+@cache
+def _count_statement(dialect: str) -> Any:
+    """Return the statement that raises the numbers of nodes. Cached as that of ``_add_statement``."""
+    statement = (sqlite if dialect == "sqlite" else postgresql).insert(day_table)
+    nodes, rises = statement.excluded.nodes, day_table.c.nodes < statement.excluded.nodes
+    return statement.on_conflict_do_update(index_elements=KEYS, set_={"nodes": nodes}, where=rises)
 
 
 def _key_columns(key: Key) -> dict[str, Any]:

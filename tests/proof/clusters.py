@@ -1,11 +1,13 @@
 """A resource manager in memory that can lie, with played runners on its nodes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from random import Random
 
+from koalapy.agent.lrm.node_classes import KnownNode, NodePart, group_nodes
 from koalapy.agent.lrm.port import (
     Finding,
     Lrm,
@@ -24,6 +26,8 @@ from tests.proof.runners import PlayedRunner, Port, Program
 
 START_S = 0.05
 """Seconds from free nodes to the start of a job."""
+CORES = 4
+"""Cores of each node. Jobs that share nodes take some of them."""
 
 
 @dataclass
@@ -38,6 +42,12 @@ class HeldJob:
     end: float | None = None
     is_cancelled: bool = False
     runners: list[asyncio.Task[int]] = field(default_factory=list)
+
+    @property
+    def cores(self) -> int:
+        """Return how many cores of each node it takes."""
+        requirement = self.submission.requirement
+        return (requirement.cores or CORES) if requirement.share else CORES
 
     def as_listed(self) -> LrmJob:
         code = None if self.state is not LrmJobState.ENDED else 143 if self.is_cancelled else 0
@@ -78,6 +88,7 @@ class LyingCluster(Lrm):
         self.name, self._random, self._clock, self._key = name, random, clock, key
         self._plan_program = plan_program
         self.node_names = tuple(f"{name}-{index}" for index in range(node_count))
+        self._groups = group_nodes([KnownNode(node, cores=CORES) for node in self.node_names], {})
         self.jobs: dict[str, HeldJob] = {}
         self._forgotten: list[HeldJob] = []
         self.programs: list[Program] = []
@@ -161,15 +172,20 @@ class LyingCluster(Lrm):
         await self._be_late()
         self._lose_reply()
         now = self._clock.monotonic()
-        used = self.used_nodes()
+        cores = self.used_cores()
+        used = {node for node, count in cores.items() if count}
         kept = (self.local_use | self._reserved_nodes()) - used
         idle = set(self.node_names) - used - kept
+        # Of a reserved node only jobs of the reservation get a part.
+        parts = {node: NodePart(cores[node]) for node in used - self._reserved_nodes() if cores[node] < CORES}
         snapshot = LrmSnapshot(
             len(self.node_names),
             len(idle),
             len(kept),
             0,
             tuple(job.as_listed() for job in self.jobs.values()),
+            node_classes=self._groups.report(lambda nodes: len(idle & nodes), parts),
+            shares=True,
             reservations=report_reservations(
                 ((order.name, nodes, order.begins, order.ends) for order, nodes in self.reservations.values()),
                 set(self.node_names),
@@ -201,9 +217,13 @@ class LyingCluster(Lrm):
     def _schedule(self) -> None:
         asyncio.get_running_loop().call_later(START_S, self.start_jobs, context=self._context.copy())
 
-    def used_nodes(self) -> set[str]:
-        """Return the nodes of running jobs."""
-        return {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
+    def used_cores(self) -> Counter[str]:
+        """Return how many cores of each node running jobs take."""
+        cores = Counter[str]()
+        for job in self.jobs.values():
+            if job.state is LrmJobState.RUNNING:
+                cores.update(dict.fromkeys(job.nodes, job.cores))
+        return cores
 
     def start_jobs(self) -> None:
         """Start waiting jobs in order while their nodes are free. Those of reservations are not kept back by others."""
@@ -212,11 +232,12 @@ class LyingCluster(Lrm):
             reservation = job.submission.reservation
             if job.state is not LrmJobState.QUEUED or (is_blocked and not reservation):
                 continue
-            used = self.used_nodes() | self.local_use
+            used = self.used_cores()
             eligible = set(self.node_names) - self._reserved_nodes()
             if reservation:
                 eligible = set(self.reservations[reservation][1]) if reservation in self.reservations else set()
-            free = sorted(eligible - used)
+            having_room = (node for node in eligible - self.local_use if used[node] + job.cores <= CORES)
+            free = sorted(having_room, key=lambda node: (-used[node], node))  # partly used nodes first
             if len(free) < job.submission.nodes:
                 is_blocked = is_blocked or not reservation
                 continue

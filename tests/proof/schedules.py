@@ -14,7 +14,9 @@ from random import Random
 from typing import Any
 
 from koalapy.api.job_views import JobSubmission
+from koalapy.config.settings import ClusterSection, Settings
 from tests.databases import empty_database
+from tests.proof.clusters import CORES
 from tests.proof.grid import ProofGrid, proof_grid
 from tests.proof.loop import SingleThreadLoop, repeatable_process
 
@@ -25,6 +27,7 @@ HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
 RECONNECT_S = 10.0
 """Virtual seconds in which agents connect to a new daemon."""
+JUMPS_S = (-3600.0, -5.0, 5.0, 3600.0)
 AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
@@ -44,7 +47,27 @@ class Element:
 
 
 LONG_S = 500.0
-JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent", "wide", "script", "reserved")
+JOB_KINDS = (
+    "fixed",
+    "non-fixed",
+    "flexible",
+    "array",
+    "dependent",
+    "urgent",
+    "wide",
+    "script",
+    "reserved",
+    "shared",
+    "planned",
+)
+MIXES = (
+    JOB_KINDS,
+    JOB_KINDS,
+    JOB_KINDS,
+    ("shared", "shared", "shared", "fixed"),
+    ("wide", "wide", "planned", "urgent"),
+)
+"""Kinds among which the jobs of a schedule are drawn: all, those that meet on a node, and those that wait long."""
 FAULT_KINDS = {
     "cut past the lease": 4,
     "long cut": 2,
@@ -63,6 +86,7 @@ FAULT_KINDS = {
     "node lost": 2,
     "jobs forgotten": 1,
     "clock jump": 1,
+    "daemon clock jump": 1,
 }
 """Kinds by weight: what was dangerous in other systems is more frequent."""
 
@@ -70,8 +94,9 @@ FAULT_KINDS = {
 def draw_schedule(seed: int) -> list[Element]:
     """Return the jobs and faults of a schedule in the order of their times."""
     random = Random(seed)
+    job_kinds = random.choice(MIXES)
     elements = [
-        Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(JOB_KINDS))
+        Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(job_kinds))
         for number in range(random.randint(2, 4))
     ]
     kinds, weights = zip(*FAULT_KINDS.items(), strict=True)
@@ -84,17 +109,23 @@ def draw_schedule(seed: int) -> list[Element]:
 
 
 def draw_dangerous_schedule(seed: int) -> list[Element]:
-    """Return a schedule with what planted faults need, at times from the seed: long jobs on both clusters, a short
-    and a dependent job, an array, a partition past the lease, restarts of agents and daemon, and outdated commands.
+    """Return a schedule with what planted faults need, at times from the seed: long jobs on both clusters, short jobs
+    that have ended when outdated commands arrive, a dependent job, an array, a partition past the lease, restarts of
+    agents and daemon. The long jobs leave half of the nodes free, so that a job that must not start can start.
     """
     random = Random(seed)
-    jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(6)]
-    jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array"), Element("job8", 0.5, "short")]
+    jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(4)]
+    jobs += [
+        Element("job6", 6.0, "dependent"),
+        Element("job7", 7.0, "array"),
+        Element("job8", 0.5, "short"),
+        Element("job9", 3.0, "short"),
+    ]
     faults = [
         Element("fault0", min(job.at for job in jobs) + 0.3, "short daemon restart"),
         Element("fault1", random.uniform(220.0, 260.0), "long cut"),
         Element("fault2", random.uniform(220.0, 260.0), "agent restart"),
-        Element("fault3", random.uniform(12.0, 20.0), "commands of an earlier daemon"),
+        Element("fault3", random.uniform(18.0, 26.0), "commands of an earlier daemon"),
         Element("fault4", random.uniform(220.0, 260.0), "agent restart"),
         Element("fault5", random.uniform(220.0, 400.0), random.choice(sorted(FAULT_KINDS))),
     ]
@@ -119,7 +150,7 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
-    elif kind == "wide":
+    elif kind in ("wide", "planned"):
         request["components"] = [_component(4, "north"), _component(3, "south")]
     elif kind in ("array", "dependent", "long", "short", "script"):
         request = {"type": "nonfixed", "components": [_component(1)]}
@@ -128,6 +159,10 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         body["array"] = f"0-{random.randint(1, 5)}%{random.randint(1, 4)}"
     if kind == "script":
         body |= {"command": ["steps.sh"], "script": "#!/bin/sh\ntrue\ntrue\n", "launcher": "openmpi"}
+    if kind == "shared":
+        body |= {"share": True, "cores": random.randint(1, CORES - 1)}
+    if kind == "planned":
+        body["walltime"] = 120.0
     if kind == "urgent":
         body["priority"] = "high"
     if kind == "dependent" and earlier is not None:
@@ -186,11 +221,13 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             grid.kill_agent(name)
             await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
             grid.start_agent(name)
-        case "daemon restart" | "short daemon restart" | "commands of an earlier daemon":
+        case "daemon restart" | "short daemon restart" | "daemon clock jump" | "commands of an earlier daemon":
             if grid.daemon is None:
                 return  # another fault has ended it
             sent = {name: len(way.sent) for name, way in grid.ways.items()}
             await grid.crash_daemon()
+            if element.kind == "daemon clock jump":
+                grid.daemon_clock.offset += random.choice(JUMPS_S)
             is_short = element.kind == "short daemon restart"
             await asyncio.sleep(0.1 if is_short else random.choice([0.1, lasts, LEASE_S + lasts]))
             await grid.start_daemon()
@@ -213,7 +250,7 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
         case "jobs forgotten":
             cluster.forget_ended()
         case "clock jump":
-            grid.clocks[name].offset += random.choice([-3600.0, -5.0, 5.0, 3600.0])
+            grid.clocks[name].offset += random.choice(JUMPS_S)
         case _:
             lie, value = {
                 "lost replies": ("lose_reply", random.uniform(0.2, 0.9)),
@@ -227,6 +264,14 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
 
 
 # Runs
+
+
+@cache
+def grid_settings() -> Settings:
+    sections = {name: ClusterSection(kind="drmaa", token=f"the token of {name}'s agent") for name in CLUSTERS}
+    return Settings.model_validate(
+        {"rules": RULES, "lease": LEASE_S, "clusters": sections, "record": {"enabled": False}}
+    )
 
 
 @dataclass(slots=True)
@@ -245,7 +290,7 @@ class Outcome:
 async def _play(directory: Path, seed: int, elements: Collection[Element]) -> Outcome:
     loop = asyncio.get_running_loop()
     failures: list[str] = []
-    async with proof_grid(directory, seed, CLUSTERS, {"lease": LEASE_S}, **RULES) as grid:
+    async with proof_grid(directory, seed, grid_settings()) as grid:
         await asyncio.sleep(3.0)
         acknowledged: dict[str, int] = {}
         began = loop.time()

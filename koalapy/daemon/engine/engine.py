@@ -35,6 +35,7 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.recorder import RecordedScheduler
 from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -522,11 +523,11 @@ def log_change(job: Job, previous_state: JobState | None) -> None:
         log.debug("a job has changed", action="job-changed", **fields)
 
 
-def steady_clock() -> Callable[[], float]:
+def steady_clock(machine: Clock = SYSTEM_CLOCK) -> Callable[[], float]:
     """Return a clock that starts at the machine's time and then counts on by the time since boot.
 
     Deadlines of jobs depend on it, so a step of the machine's clock must not affect it. It follows the
     machine's clock at the next start of the daemon.
     """
-    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = machine.now() - machine.since_boot()
+    return lambda: began + machine.since_boot()
