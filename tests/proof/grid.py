@@ -222,10 +222,10 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in ``SETTLING_S``."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in time."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLING_S
+        deadline = loop.time() + SETTLING_S + self._skew_s  # reservations last until the daemon's clock says so
         while loop.time() < deadline:
             open_jobs = [job for job in self.daemon.queries.jobs() if not job.state.is_final]
             left = [job for cluster in self.clusters.values() for job in cluster.list_unended()]
