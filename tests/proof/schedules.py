@@ -46,7 +46,8 @@ class Element:
         return Random(f"{seed} {self.name} details")
 
 
-LONG_S = 500.0
+DURATIONS_S = {"long": 500.0, "lasting": 200.0, "short": 2.0}
+"""Durations of the programs of jobs by kind, of those that are not random."""
 JOB_KINDS = (
     "fixed",
     "non-fixed",
@@ -66,8 +67,10 @@ MIXES = (
     JOB_KINDS,
     ("shared", "shared", "shared", "fixed"),
     ("wide", "wide", "planned", "urgent"),
+    ("lasting", "lasting", "shared", "dependent"),
 )
-"""Kinds among which the jobs of a schedule are drawn: all, those that meet on a node, and those that wait long."""
+"""Kinds among which the jobs of a schedule are drawn: all, those that meet on a node, those that wait long, and those
+that run longer than a lease."""
 FAULT_KINDS = {
     "cut past the lease": 4,
     "long cut": 2,
@@ -152,7 +155,7 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
     elif kind in ("wide", "planned"):
         request["components"] = [_component(4, "north"), _component(3, "south")]
-    elif kind in ("array", "dependent", "long", "short", "script"):
+    elif kind in ("array", "dependent", "long", "lasting", "short", "script"):
         request = {"type": "nonfixed", "components": [_component(1)]}
     body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
     if kind == "array":
@@ -177,8 +180,8 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     body = make_body(element.kind, random, earlier)
     duration, code = random.choice([2.0, 10.0, 30.0, 90.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
-    if element.kind in ("long", "short"):
-        duration, code, repeats, cancel_after = LONG_S if element.kind == "long" else 2.0, 0, True, None
+    if (fixed := DURATIONS_S.get(element.kind)) is not None:
+        duration, code, repeats, cancel_after = fixed, 0, True, None
     if element.kind == "reserved":
         body["reservation"] = element.name
         request = JobSubmission.model_validate(body | {"reservation": ""}).to_model().request
