@@ -31,7 +31,7 @@ from koalapy.scheduler.queue.promises import MAX_PAST_STARTS
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.format import Beginning, KnownCluster, People
 from koalapy.simulation.record.recorder import RecordedScheduler
-from koalapy.store.database import NEW_CLAIM, Claim
+from koalapy.store.database import Claim
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
@@ -47,12 +47,7 @@ class Core:
     """The parts of a daemon that its services share."""
 
     def __init__(
-        self,
-        settings: Settings,
-        policies: Registry,
-        data_dir: Path,
-        claim: Claim | None = NEW_CLAIM,
-        machine: Clock = SYSTEM_CLOCK,
+        self, settings: Settings, policies: Registry, data_dir: Path, claim: Claim | None, machine: Clock = SYSTEM_CLOCK
     ) -> None:
         """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database.
 

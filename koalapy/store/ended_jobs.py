@@ -298,11 +298,7 @@ def _add_statement(dialect: str) -> Any:
 
 def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:
     """Store the largest number of nodes that each cluster had on a day."""
-    rows = [
-        _key_columns(Key(Kind.CLUSTER, day, record.name)) | {"nodes": record.total}
-        for record in records
-        if record.total > 0
-    ]
+    rows = [_key_columns(Key(Kind.CLUSTER, day, r.name)) | {"nodes": r.total} for r in records if r.total > 0]
     if rows:
         connection.execute(_count_statement(connection.dialect.name), rows)
 
