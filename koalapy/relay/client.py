@@ -54,8 +54,7 @@ class RelayClient:
 
     async def keep_connected(self) -> None:
         """Stay connected until cancelled."""
-        pause = FIRST_PAUSE_S
-        is_warned = False
+        pause, is_warned = FIRST_PAUSE_S, False
         while True:
             try:
                 await self._converse()
@@ -127,6 +126,7 @@ class RelayClient:
             answer = self._answers.pop(message.get("id"), None)
             if answer is not None and not answer.done():
                 answer.set_result(message)
+                await asyncio.sleep(0)  # a state counts before the events that follow it, even in one piece with it
         self._disconnect()
 
     async def _request(self, kind: str, **fields: Any) -> dict[str, Any]:

@@ -273,6 +273,14 @@ def test_result_without_complete_output_names_missing_bytes(
     assert component.output.missing.startswith("5 bytes of node 0")
 
 
+def test_gap_of_ended_component_is_reported_after_restart(tmp_path: Path) -> None:
+    component = Component.load_journal("test", T, folder := write_journal(tmp_path))
+    component.output.note_killed_runner(0)
+    component.mark_ended()
+    restarted = Component.load_journal("test", T, folder)
+    assert restarted.current_status().missing == component.output.missing != ""
+
+
 @pytest.mark.parametrize("lost", [0, 8, 16])
 def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int) -> None:
     """A missing file is still in the memory of the runner."""

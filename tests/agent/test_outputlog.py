@@ -270,6 +270,46 @@ async def test_output_never_acknowledged_is_given_up(daemon: FakeDaemon, tmp_pat
     assert (end["program_exit"], end["missing"]) == (0, missing)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("is_name_lost", [False, True])
+async def test_output_that_power_loss_forgot_after_its_result_is_reported_missing(
+    daemon: FakeDaemon, tmp_path: Path, has_ended: bool, is_name_lost: bool
+) -> None:
+    daemon.takes_output = False
+    lrm, stream = MemoryLrm(), tmp_path / daemon.instance / T / "stream.0"
+    async with running_agent(lrm, daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path)
+        await daemon.open_barrier(["false"], T)
+        await runner.receive("open")
+        await runner.send_output(0, b"one\n")
+        await runner.report_exit(3)
+        if has_ended:
+            runner.writer.close()
+            lrm.end_job("1")
+            await daemon.wait_for_state(T, "delivering")
+    lrm.end_job("1")
+    stream.unlink() if is_name_lost else stream.write_bytes(b"")
+    async with running_agent(lrm, daemon, tmp_path):
+        end = await daemon.wait_for_state(T, "ended")
+    what = "up to 4 bytes: they are not in {} any more" if has_ended else "4 bytes of node 0: they are not in {}"
+    assert (end["program_exit"], end["missing"]) == (3, what.format(stream.parent))
+
+
+async def test_result_is_flushed_after_its_output(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+
+    def note_flush(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path)
+        monkeypatch.setattr(os, "fsync", note_flush)
+        await run_program(daemon, lrm, runner, b"one\n")
+    assert flushed[flushed.index("stream.0") :][:3] == ["stream.0", T, "journal"]
+
+
 async def test_output_is_acknowledged_once_disk_has_space(
     daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,22 +8,20 @@ from tests.chaos.marks import Mark
 from tests.chaos.rank import format_line
 from tests.chaos.workload import PlannedJob
 
-KOALAPY_PREFIX = b"koala: "
-"""The prefix of lines that koalapy adds to output."""
-
 Ranks = Mapping[int, Mark]
 
 
 def check_output(
-    planned: PlannedJob, job: ReportedJob, begin_marks: Ranks, end_marks: Ranks, limit: int
+    planned: PlannedJob, job: ReportedJob, begin_marks: Ranks, end_marks: Ranks, limit: int, *, was_power_lost: bool
 ) -> Iterator[str]:
     """Yield the errors in a job's output.
 
     The marks are those of the last attempt; ``limit`` is the number of bytes that are kept of each component. The
-    output of an ended rank is complete, unless the job has not succeeded and its timeline reports missing output of the
-    rank's cluster. Then the output may be cut off at its end, and nowhere else.
+    output of an ended rank is complete, unless its timeline reports missing output of the rank's cluster, and the job
+    has not succeeded or ``was_power_lost``. Then the output may be cut off at its end, and nowhere else.
     """
-    if job.state != "succeeded":
+    is_whole = job.state == "succeeded" and not was_power_lost
+    if not is_whole:
         end_marks = {rank: mark for rank, mark in end_marks.items() if mark.cluster not in job.missing}
     if len(job.joined_output) != sum(map(len, job.output.values())):
         sizes = {component: len(data) for component, data in job.output.items()}
@@ -37,7 +35,7 @@ def check_output(
             rank = _parse_rank(text, job)
             if rank is not None and rank in begin_marks:
                 written[rank].append(text)
-            elif job.state == "succeeded":
+            elif is_whole:
                 yield f"component {component} has a line of nobody's: {text[:80]!r}"
                 return
             elif rank is not None:

@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> list[Violation]:
     planned = {submission.planned.name: submission for submission in evidence.submissions}
     for job in evidence.jobs:
         if job.name in planned:
-            violations += check_job(planned[job.name], job, Ranks(by_job[str(job.id)]), evidence.output_limit)
+            violations += check_job(planned[job.name], job, Ranks(by_job[str(job.id)]), evidence)
     return sorted(violations)
 
 
@@ -115,7 +115,7 @@ def check_final_reports(looks: Sequence[ClusterReport]) -> Iterator[Violation]:
             )
 
 
-def check_job(submission: Submission, job: ReportedJob, ranks: Ranks, limit: int) -> Iterator[Violation]:
+def check_job(submission: Submission, job: ReportedJob, ranks: Ranks, evidence: Evidence) -> Iterator[Violation]:
     """Yield errors in the final state, the output and the results of a job."""
     ident = str(job.id)
     if job.state not in FINAL_STATES:
@@ -129,7 +129,8 @@ def check_job(submission: Submission, job: ReportedJob, ranks: Ranks, limit: int
     # Output is not checked if the final state is wrong.
     if not error:
         begun, ended = ranks.begun.get(job.generation, {}), ranks.ended.get(job.generation, {})
-        for text in check_output(submission.planned, job, begun, ended, limit):
+        limit, was_power_lost = evidence.output_limit, evidence.was_power_lost
+        for text in check_output(submission.planned, job, begun, ended, limit, was_power_lost=was_power_lost):
             yield Violation("output", ident, f"{job.name} {job.state}: {text}")
         for text in check_results(submission.planned, job, begun):
             yield Violation("results", ident, f"{job.name} {job.state}: {text}")

@@ -84,6 +84,7 @@ class Evidence:
     """What the database, agents, resource managers and the record of events tell."""
     output_limit: int = OUTPUT_LIMIT
     """Bytes that the daemon keeps of each component's output."""
+    was_power_lost: bool = False
 
 
 @dataclass(frozen=True, order=True)

@@ -342,17 +342,20 @@ PROCESSES = next(planned for planned in plan_jobs(0, 200) if planned.kind == "fa
 
 
 @pytest.mark.parametrize(
-    ("state", "written", "missing", "rules"),
+    ("state", "written", "missing", "was_power_lost", "rules"),
     [
-        *(("failed", written, "alder", []) for written in ((), (1,), (1, 2), (1, 2, 3))),
-        ("failed", (1, 2), "birch", ["output"]),
-        ("failed", (2, 3), "alder", ["output"]),
-        ("failed", (1, 3), "alder", ["output"]),
-        ("succeeded", (1, 2), "alder", ["output"]),
+        *(("failed", written, "alder", False, []) for written in ((), (1,), (1, 2), (1, 2, 3))),
+        ("failed", (1, 2), "birch", False, ["output"]),
+        ("failed", (2, 3), "alder", False, ["output"]),
+        ("failed", (1, 3), "alder", False, ["output"]),
+        ("succeeded", (1, 2), "alder", False, ["output"]),
+        ("succeeded", (1, 2), "alder", True, []),
+        ("succeeded", (1, 2), "birch", True, ["output"]),
+        ("succeeded", (2, 3), "alder", True, ["output"]),
     ],
 )
 def test_checker_accepts_only_output_missing_by_timeline(
-    state: str, written: Sequence[int], missing: str, rules: list[str]
+    state: str, written: Sequence[int], missing: str, was_power_lost: bool, rules: list[str]
 ) -> None:
     """One rank on alder has ended; ``written`` are the lines of three that arrived."""
     code = PROCESSES.task["code"] if state == "failed" else 0
@@ -370,5 +373,6 @@ def test_checker_accepts_only_output_missing_by_timeline(
         missing=frozenset({missing}),
     )
     marks = [begin, replace(begin, event="end", time_s=2.0, code=code)]
-    evidence = Evidence([Submission(PROCESSES, (7,))], [job], marks, [], [], facts=list(state_facts(job)))
+    facts, submissions = list(state_facts(job)), [Submission(PROCESSES, (7,))]
+    evidence = Evidence(submissions, [job], marks, [], [], facts=facts, was_power_lost=was_power_lost)
     assert [violation.rule for violation in check(evidence)] == rules

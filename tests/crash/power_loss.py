@@ -131,7 +131,8 @@ def _continue_run(recording: Recording, told: Sequence[Acknowledgement], early: 
     remains = run.stop_grid()
     marks = list(MarkReader(folder).new())
     submissions = [_add_earlier(submission, told) for submission in run.submissions]
-    evidence = Evidence(submissions, jobs, marks, [], final_reports, remains, run.troubles, run.read_facts())
+    facts = run.read_facts()
+    evidence = Evidence(submissions, jobs, marks, [], final_reports, remains, run.troubles, facts, was_power_lost=True)
     return sorted(
         [
             *check(split_arrays(evidence)),

@@ -20,6 +20,8 @@ class FakeRelay:
         self.attempts: dict[str, dict[str, Any]] = {}
         """The live attempts, as a relay would know them."""
         self.lost: dict[str, dict[str, Any]] = {}
+        self.following: list[dict[str, Any]] = []
+        """Events sent in one piece with the answer to a state."""
         self.rejected = {"wrong"}
         """Names of attempts whose requests are rejected."""
         self.rejected_kinds = set[str]()
@@ -58,7 +60,9 @@ class FakeRelay:
             if request["t"] != "describe":
                 self.requests.put_nowait(request)
             if self.is_answering:
-                writer.write(json.dumps({"id": request["id"], **self._answer(request)}).encode() + b"\n")
+                messages = [{"id": request["id"], **self._answer(request)}]
+                messages += self.following if request["t"] == "state" else []
+                writer.write(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
         writer.close()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:

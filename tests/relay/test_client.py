@@ -58,6 +58,11 @@ async def test_client_reports_events_and_losses_before_its_connection(connected:
     assert (await connected.events.get())["t"] == "removed"
 
 
+async def test_client_reports_a_state_before_an_event_that_came_in_one_piece_with_it(connected: Connected) -> None:
+    connected.relay.following = [{"t": "hub", "connected": True}]
+    assert [(await connected.events.get())["t"] for _ in range(2)] == ["state", "hub"]
+
+
 async def test_client_after_a_restart_of_the_relay_sends_the_state_again(connected: Connected) -> None:
     await connected.client.connected.wait()
     connected.state = lambda: {"heads": {}, "attempts": [{"attempt": "8.1.new"}]}

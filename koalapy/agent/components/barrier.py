@@ -322,7 +322,8 @@ class Barrier:
             self._reporter.publish_status(component)
             return  # the runner resends its output until it is stored
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned", "usage")}
-        component.record_result(runner.node, {**result, "host": node.host, "name": node.name})
+        written = component.output.kept_bytes(runner.node)
+        component.record_result(runner.node, {**result, "host": node.host, "name": node.name, "output": written})
         self._tasks.spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
         self._reporter.publish_status(component)

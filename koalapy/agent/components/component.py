@@ -185,12 +185,13 @@ class Component:
             node.life = life
         component.collected = bool(entries.get("collected"))
         component.was_cut = entries.get("boot", boot := read_boot_id()) != boot
-        component.output.recover()
+        end = entries.get("end", {})
+        component.output.recover(end.get("missing", ""), end.get("output", 0))
         for index in range(component.size):
             if result := entries.get(RESULT_ENTRY.format(node=index)):
                 component._apply_result(index, result)
         component.collect_results()
-        if end := entries.get("end"):
+        if end:
             component.ended = True
             for name in END_FIELDS & end.keys():
                 setattr(component, name, end[name])
@@ -384,9 +385,10 @@ class Component:
         """Record the result of a node's runner, once all available output is stored.
 
         Save it in the journal: a later agent cannot verify the runner's file if the resource manager was killed with
-        the key.
+        the key. Flush the output before it, which the runner then forgets.
         """
         if self.nodes[index].result is None:
+            self.folder.mark_written(*self.output.paths, self.folder.path)
             self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result})
             self._apply_result(index, result)
 
@@ -407,9 +409,8 @@ class Component:
         for index, node in enumerate(self.nodes):
             if node.result is None and (result := self.folder.read_result(index)):
                 unsent = self.folder.unsent_files() if unsent is None else unsent
-                self.output.copy_unsent(
-                    index, unsent.get(index, []), result.get("output"), self.folder.read_runner_file
-                )
+                files, total = unsent.get(index, []), result.get("output")
+                self.output.copy_unsent(index, files, total, self.folder.read_runner_file)
                 if not (result["infrastructure"] or result["stopped"]) and self._was_saved_since_boot(index):
                     self.note_survival()
                 self.record_result(index, result)
@@ -479,7 +480,7 @@ class Component:
         self.ended = True
         self.output.close()
         end = {name: getattr(self, name) for name in END_FIELDS} | {"hosts": [n.host for n in self.nodes]}
-        self.folder.note_entry(end=end)
+        self.folder.note_entry(end=end | {"missing": self.output.missing, "output": self.output.total})
 
     def mark_collected(self, problem: str) -> None:
         """Record that the results were sent or are lost; ``problem`` is reported, but is not a failure."""

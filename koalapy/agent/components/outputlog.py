@@ -53,7 +53,7 @@ class Segments:
 
     def __init__(self, folder: Path, nodes: int, segment: int = SEGMENT_SIZE) -> None:
         self._folder, self._limit = folder, segment
-        self._segments: list[Segment] = []
+        self.segments: list[Segment] = []
         self.received = [0] * (nodes + 1)
         self.total = 0
         self.torn = 0
@@ -74,8 +74,8 @@ class Segments:
                 self.torn += len(data)
                 _remove_segment(path)
                 continue
-            if self._segments and start > self._segments[-1].end:
-                self._segments[-1].size = -1  # append nothing to it
+            if self.segments and start > self.segments[-1].end:
+                self.segments[-1].size = -1  # append nothing to it
             segment = Segment(start, start, path)
             self.received = state
             for node, payload, end in frames:
@@ -91,7 +91,7 @@ class Segments:
                     os.truncate(path, segment.size)
                 except OSError:
                     segment.size = -1  # append nothing to it
-            self._segments.append(segment)
+            self.segments.append(segment)
             self.total = segment.end
 
     def append_bytes(self, node: int, data: bytes) -> None:
@@ -111,7 +111,7 @@ class Segments:
             position = offset - self._window_start
             if 0 <= position < len(self._window):
                 return offset, bytes(self._window[position : position + size])
-            segment = next((s for s in self._segments if s.end > offset), None)
+            segment = next((s for s in self.segments if s.end > offset), None)
             if segment is None:
                 return self.total, b""
             offset = max(offset, segment.start)
@@ -119,11 +119,11 @@ class Segments:
 
     def drop_segments(self, needless: Callable[[int, int], bool]) -> None:
         """Remove the segments, by start and end, that are not needed; keep the last one."""
-        retained = [s for s in self._segments[:-1] if not needless(s.start, s.end)]
-        for segment in self._segments[:-1]:
+        retained = [s for s in self.segments[:-1] if not needless(s.start, s.end)]
+        for segment in self.segments[:-1]:
             if needless(segment.start, segment.end):
                 _remove_segment(segment.path)
-        self._segments = retained + self._segments[-1:]
+        self.segments = retained + self.segments[-1:]
 
     def forget_before(self, offset: int) -> None:
         """Free the memory of bytes before an offset."""
@@ -134,24 +134,21 @@ class Segments:
 
     def _list_files(self) -> Iterator[tuple[int, Path]]:
         """Return stream offset and path of the segment files in the folder, in the order of the offsets."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            names = []
+        names = (path.name for path in self._folder.glob("stream.*"))
         places = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
         return ((start, self._folder / f"stream.{start}") for start in places)
 
     def _append_data(self, node: int, data: bytes) -> None:
         """Append one frame to the last segment, or to a new one if that is full or damaged. Raise ``OSError``."""
-        last = self._segments[-1] if self._segments else None
+        last = self.segments[-1] if self.segments else None
         if last is None or last.end != self.total or not 0 <= last.size < self._limit:
             last = Segment(self.total, self.total, self._folder / f"stream.{self.total}")
             frames = _frame(STATE_FRAME, json.dumps(self.received).encode()) + _frame(node, data)
         else:
             frames = _frame(node, data)
         _write(last.path, last.size, frames)
-        if not self._segments or self._segments[-1] is not last:
-            self._segments.append(last)
+        if not self.segments or self.segments[-1] is not last:
+            self.segments.append(last)
         last.size += len(frames)
         last.end += len(data)
         if not self._window:
@@ -238,6 +235,10 @@ MAX_UNACKNOWLEDGED = 512 * 1024
 MAX_UNSENT = 4 * 1024 * 1024
 """Maximum bytes of a file with a runner's unsent output, which is one block."""
 DEFAULT_OUTPUT_LIMIT = 64 * 1024 * 1024
+Unsent = Iterable[tuple[int, Path]]
+"""Offsets in a node's stream, and files with the output from there on."""
+ReadFile = Callable[[int, Path, int], bytes]
+"""Return a verified file of a node, up to a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +300,19 @@ class OutputLog:
         """Return the same including buffered bytes."""
         return self.kept_bytes(node) + len(self._buffered[node])
 
-    def recover(self) -> None:
-        """Load the stored output after a restart."""
+    @property
+    def paths(self) -> list[Path]:
+        """The files of the stored output."""
+        return [segment.path for segment in self._stored.segments]
+
+    def recover(self, missing: str = "", total: int = 0) -> None:
+        """Load the stored output after a restart. It had ``total`` bytes, of which ``missing`` had been lost before."""
         self._stored.recover()
+        self.missing = missing
         if self._stored.torn:
             self._report_loss(f"up to {self._stored.torn} bytes: files below {self._folder} were damaged")
+        elif total > self.total:
+            self._report_loss(f"up to {total - self.total} bytes: they are not in {self._folder} any more")
 
     # From the nodes
 
@@ -325,17 +334,10 @@ class OutputLog:
             self._store_lines(node, with_partial_line=self._agent_index == 1)
         return self.kept_bytes(node)
 
-    def copy_unsent(
-        self,
-        node: int,
-        unsent: Iterable[tuple[int, Path]],
-        total: int | None,
-        read_file: Callable[[int, Path, int], bytes],
-    ) -> None:
+    def copy_unsent(self, node: int, unsent: Unsent, total: int | None, read_file: ReadFile) -> None:
         """Store unsent output that a runner, which wrote ``total`` bytes, saved in files, up to the first gap.
 
-        ``unsent`` holds offsets in the stream and paths; ``read_file`` returns a verified file of the node. Keep the
-        files: the runner may reconnect and send the rest.
+        Keep the files: the runner may reconnect and send the rest.
         """
         with contextlib.suppress(OSError, ValueError):
             for start, path in unsent:
@@ -345,13 +347,7 @@ class OutputLog:
         if self._end_of(node) == total:
             self.finish_node(node)
 
-    def recover_unsent(
-        self,
-        node: int,
-        unsent: Iterable[tuple[int, Path]],
-        total: int | None,
-        read_file: Callable[[int, Path, int], bytes],
-    ) -> None:
+    def recover_unsent(self, node: int, unsent: Unsent, total: int | None, read_file: ReadFile) -> None:
         """Store and remove the files of a lost runner that wrote ``total`` bytes, None if unknown; skip its gaps."""
         for start, path in unsent:
             try:
@@ -368,7 +364,7 @@ class OutputLog:
             if not self.error:
                 _remove(path)
         if total is not None and total > self._end_of(node) and not self.error:
-            self._report_loss(f"{total - self._end_of(node)} bytes of node {node}: it ended before it had sent them")
+            self._report_loss(f"{total - self._end_of(node)} bytes of node {node}: they are not in {self._folder}")
 
     def note_killed_runner(self, node: int) -> None:
         """Report that unsent output of a killed runner was lost; its size is unknown."""

@@ -41,6 +41,7 @@ FILES_PER_THREAD = 8
 REMOVED_SUFFIX = ".forgotten"
 MAX_JOURNAL = 64 * 1024 * 1024
 """Maximum bytes of a journal. The agent writes none that is larger."""
+JOURNAL = "journal"
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
@@ -114,8 +115,8 @@ class DiskSync:
         return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
 
     async def _sync_all(self) -> None:
-        """Flush everything written so far to the disk; record which paths failed."""
-        upto, paths = self._written_count, list(self._dirty)
+        """Flush everything written so far to the disk, journals after what they record; note which paths failed."""
+        upto, paths = self._written_count, sorted(self._dirty, key=lambda path: path.name == JOURNAL)
         self._dirty = {}
         thread_count = min(SYNC_THREADS, -(-len(paths) // FILES_PER_THREAD))
         shares = [paths[number::thread_count] for number in range(thread_count)]
@@ -135,14 +136,12 @@ def _sync_paths(paths: Iterable[Path]) -> list[tuple[Path, OSError | None]]:
     """Flush files and folders to the disk, one after another; return the error of each, None on success."""
     results: list[tuple[Path, OSError | None]] = []
     for path in paths:
+        problem = None
         try:
             sync_path(path)
-        except FileNotFoundError:  # removed in between
-            results.append((path, None))
         except OSError as error:
-            results.append((path, error))
-        else:
-            results.append((path, None))
+            problem = None if isinstance(error, FileNotFoundError) else error  # it was removed in between
+        results.append((path, problem))
     return results
 
 
@@ -173,7 +172,7 @@ class JournalFolder:
     def write_entry(self, **entry: Any) -> None:
         """Append to the journal. Raise ``OSError`` if not all of it could be written."""
         lines = self._unwritten + _line(entry)
-        path = self.path / "journal"
+        path = self.path / JOURNAL
         descriptor = open_regular(path, os.O_APPEND)
         try:
             size = os.fstat(descriptor).st_size
@@ -186,13 +185,16 @@ class JournalFolder:
                 raise
         finally:
             os.close(descriptor)
-        paths = [path] if size else [path, self.path]
+        self.mark_written(*([path] if size else [path, self.path]))
+        self._unwritten = b""
+
+    def mark_written(self, *paths: Path) -> None:
+        """Flush written files, or folders with changed entries; ``disk_sync`` does so later. Raise ``OSError``."""
         if self.disk_sync is not None:
             self.disk_sync.mark_written(*paths)
         else:
-            for changed in paths:
-                sync_path(changed)
-        self._unwritten = b""
+            for path in paths:
+                sync_path(path)
 
     def note_entry(self, **entry: Any) -> None:
         """Append an event that has happened. If the disk is full, ``write_late_entries`` writes it later."""
@@ -224,7 +226,7 @@ class JournalFolder:
         ``DamagedJournal`` if any other line was changed, ``OSError`` if the journal cannot be read.
         """
         entries: dict[str, Any] = {}
-        path = self.path / "journal"
+        path = self.path / JOURNAL
         try:
             content = read_regular(path, MAX_JOURNAL)
         except FileNotFoundError:
@@ -244,7 +246,7 @@ class JournalFolder:
     def set_damaged_aside(self) -> None:
         """Rename a damaged journal. The folder is then removed with the component or by the next agent."""
         with contextlib.suppress(OSError):
-            (self.path / "journal").rename(self.path / DAMAGED_JOURNAL)
+            (self.path / JOURNAL).rename(self.path / DAMAGED_JOURNAL)
 
     def read_result(self, node: int) -> dict[str, Any] | None:
         """Return the result that a node's runner saved, None if there is no valid one."""
@@ -362,7 +364,7 @@ class Spool:
         leftovers = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
         for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
             folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
-            leftovers += [path for path in folders if path not in leftovers and not (path / "journal").exists()]
+            leftovers += [path for path in folders if path not in leftovers and not (path / JOURNAL).exists()]
         for path in leftovers:
             remove_tree(path)
         for path in self._directory.glob(f"*/*/.{SECRET_FILE.format(node='*')}.*"):
