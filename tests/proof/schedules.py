@@ -119,16 +119,16 @@ def draw_dangerous_schedule(seed: int) -> list[Element]:
     random = Random(seed)
     jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(4)]
     jobs += [
-        Element("job6", 6.0, "dependent"),
+        Element("job6", 6.0, "dependent"),  # on a long job, since the short ones come later
         Element("job7", 7.0, "array"),
-        Element("job8", 0.5, "short"),
-        Element("job9", 3.0, "short"),
+        Element("job8", 8.0, "short"),
+        Element("job9", 9.0, "short"),
     ]
     faults = [
         Element("fault0", min(job.at for job in jobs) + 0.3, "short daemon restart"),
         Element("fault1", random.uniform(220.0, 260.0), "long cut"),
         Element("fault2", random.uniform(220.0, 260.0), "agent restart"),
-        Element("fault3", random.uniform(18.0, 26.0), "commands of an earlier daemon"),
+        Element("fault3", random.uniform(24.0, 32.0), "commands of an earlier daemon"),
         Element("fault4", random.uniform(220.0, 260.0), "agent restart"),
         Element("fault5", random.uniform(220.0, 400.0), random.choice(sorted(FAULT_KINDS))),
     ]
