@@ -24,6 +24,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.system.clock import Clock
 from tests.proof.runners import PlayedRunner, Port, Program
 
+FIRST_ID = 101
 START_S = 0.05
 """Seconds from free nodes to the start of a job."""
 CORES = 4
@@ -35,6 +36,8 @@ class HeldJob:
     """A job in the resource manager, with the nodes that it holds."""
 
     id: str
+    """Other jobs may have had it before."""
+    run_id: str
     submission: LrmSubmission
     state: LrmJobState = LrmJobState.QUEUED
     nodes: tuple[str, ...] = ()
@@ -99,7 +102,8 @@ class LyingCluster(Lrm):
         self.port: Port | None = None
         self._snapshots: list[tuple[float, LrmSnapshot]] = []
         self._changed = asyncio.Event()
-        self._next_id = 100
+        self._next_id = FIRST_ID
+        self._submitted = 0
 
     # What the agent asks
 
@@ -121,8 +125,10 @@ class LyingCluster(Lrm):
         await self._be_late()
         if self._random.random() < self.lies.reject:
             raise SiteRejected("no more jobs")
-        self._next_id += 1
-        job = HeldJob(str(self._next_id), submission)
+        while str(self._next_id) in self.jobs:
+            self._next_id += 1
+        self._submitted += 1
+        job = HeldJob(str(self._next_id), f"run {self._submitted}", submission)
         self.jobs[job.id] = job
         self._schedule()
         await self._be_late()
@@ -251,10 +257,17 @@ class LyingCluster(Lrm):
             instance, token = parts
             duration, code = self._plan_program(token)
             for index, host in enumerate(job.nodes):
-                program = Program(token, index, host, job.id)
+                program = Program(token, index, host, job.id, job.run_id)
                 self.programs.append(program)
                 runner = PlayedRunner(
-                    instance, program, lambda: self.port, self._key, self._clock, duration, code, f"{job.id}-{index}"
+                    instance,
+                    program,
+                    lambda: self.port,
+                    self._key,
+                    self._clock,
+                    duration,
+                    code,
+                    f"{job.run_id}-{index}",
                 )
                 task = asyncio.create_task(runner.run(), context=self._context.copy())
                 job.runners.append(task)
@@ -280,6 +293,11 @@ class LyingCluster(Lrm):
         self._forgotten += [job for job in self.jobs.values() if job.state is LrmJobState.ENDED]
         self.jobs = {ident: job for ident, job in self.jobs.items() if job.state is not LrmJobState.ENDED}
 
+    def reuse_ids(self) -> None:
+        """Give new jobs the ids of forgotten ones."""
+        self.forget_ended()
+        self._next_id = FIRST_ID
+
     def list_unended(self) -> list[HeldJob]:
         return [job for job in self.jobs.values() if job.state is not LrmJobState.ENDED]
 
@@ -294,7 +312,7 @@ class LyingCluster(Lrm):
                 token = parse_token(instance_and_token[1])
                 runs.append(
                     Run(accounting, RunKind.HELD, token.job, token.attempt, token.part, self.name, job.begin, job.end,
-                        job.end is not None, job.nodes, len(job.nodes), nonce=token.nonce, run_id=job.id)
+                        job.end is not None, job.nodes, len(job.nodes), nonce=token.nonce, run_id=job.run_id)
                 )  # fmt: skip
         for programs in self._programs_by_job():
             began = [program for program in programs if program.begin is not None]
@@ -308,7 +326,7 @@ class LyingCluster(Lrm):
                     Run(nodes, RunKind.PROGRAM, token.job, token.attempt, token.part, self.name,
                         min(program.begin or 0.0 for program in began), end, has_ended,
                         tuple(program.host for program in began), len(programs),
-                        code, token.nonce, began[0].lrm_job)
+                        code, token.nonce, began[0].run_id)
                 )  # fmt: skip
                 if has_ended and code is not None:
                     written = sum(len(program.output) for program in began)
@@ -318,5 +336,5 @@ class LyingCluster(Lrm):
     def _programs_by_job(self) -> list[list[Program]]:
         by_job: dict[str, list[Program]] = {}
         for program in self.programs:
-            by_job.setdefault(program.lrm_job, []).append(program)
+            by_job.setdefault(program.run_id, []).append(program)
         return list(by_job.values())

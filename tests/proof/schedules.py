@@ -88,6 +88,7 @@ FAULT_KINDS = {
     "local jobs": 2,
     "node lost": 2,
     "jobs forgotten": 1,
+    "job ids reused": 2,
     "clock jump": 1,
     "daemon clock jump": 1,
 }
@@ -252,6 +253,8 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
                 cluster.end_job(random.choice(running), is_cancelled=True)
         case "jobs forgotten":
             cluster.forget_ended()
+        case "job ids reused":
+            cluster.reuse_ids()
         case "clock jump":
             grid.clocks[name].offset += random.choice(JUMPS_S)
         case _:
