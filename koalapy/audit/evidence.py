@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from math import inf
 from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import TypeAdapter
@@ -101,13 +100,14 @@ class Evidence:
             yield evidence
 
     @cached_property
-    def removed_to(self) -> float:
-        """The highest id of a job that may lack its record, since the daemon removes jobs by age.
+    def _has_records(self) -> bool:
+        return bool(self._database.execute("SELECT 1 FROM facts WHERE kind = 'JobRecord' LIMIT 1").fetchone())
 
-        Infinite without any record, as without a database.
-        """
-        has_records = self._database.execute("SELECT 1 FROM facts WHERE kind = 'JobRecord' LIMIT 1").fetchone()
-        return max((source.removed_to for source in self.sources), default=0) if has_records else inf
+    def may_be_removed(self, job: int) -> bool:
+        """Return whether a job may lack its record, since the daemon removes jobs by age, or no database was read."""
+        was_given = not any(first <= job <= last for source in self.sources for first, last in source.skipped)
+        is_removed = was_given and job <= max((source.removed_to for source in self.sources), default=0)
+        return job > 0 and (is_removed or not self._has_records)
 
     def find_record(self, job: int) -> JobRecord | None:
         rows = self._database.execute(

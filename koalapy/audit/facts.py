@@ -31,6 +31,8 @@ class Source:
     """It knows nothing of what began before."""
     removed_to: int = 0
     """Highest id of a job that it has removed by age, with others of lower ids; 0: none."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Ranges of ids, first and last, of which it has removed no job: it never had one."""
     read_at: float = FAR_FUTURE
     """When it was read: an interval without an end lasts at least until then."""
 

@@ -134,7 +134,8 @@ def read_database(url: str) -> Iterator[Fact]:
     """Yield what a database holds. Raise ``UsageError``."""
     with _connect(url) as connection:
         removed = next((row["last_job"] for row in _rows(connection, "SELECT last_job FROM lease")), 0)
-        database = Source("database", read_at=time.time(), removed_to=removed)
+        skipped = tuple((row["first"], row["last"]) for row in _rows(connection, "SELECT * FROM skipped_jobs"))
+        database = Source("database", read_at=time.time(), removed_to=removed, skipped=skipped)
         claims = replace(database, lateness_s=CLAIM_LATENESS_S)
         yield from (_job_record(row, database) for row in _rows(connection, _JOBS))
         for row in _rows(connection, "SELECT key, job_id FROM submissions"):

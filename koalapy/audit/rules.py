@@ -130,7 +130,7 @@ def check_submissions(evidence: Evidence) -> Results:
 
 def _unless_removed(missing: Finding, evidence: Evidence) -> Finding | Gap:
     """Return a finding about a job without a record, or a gap if the daemon may have removed the job."""
-    return Gap(missing.rule, missing.job, REMOVED) if missing.job <= evidence.removed_to else missing
+    return Gap(missing.rule, missing.job, REMOVED) if evidence.may_be_removed(missing.job) else missing
 
 
 @_job_rule("attempt-once")
@@ -288,7 +288,7 @@ def _shares_nodes(job: int, evidence: Evidence) -> bool | None:
     """Return whether a job accepts part of a node; None if the daemon may have removed it."""
     if (record := evidence.find_record(job)) is not None:
         return record.shares
-    return None if 0 < job <= evidence.removed_to else False
+    return None if evidence.may_be_removed(job) else False
 
 
 @_job_rule("claim-ended")
@@ -378,7 +378,7 @@ def check_array(job: JobEvidence, evidence: Evidence) -> Results:
     for state, count in (("succeeded", counts.succeeded), ("failed", counts.failed)):
         if by_state[state] == count:
             continue
-        if by_state[state] < count and job.job < evidence.removed_to:
+        if by_state[state] < count and evidence.may_be_removed(job.job + 1):
             yield Gap("array-once", job.job, "the daemon may have removed tasks")
             continue
         text = f"it counts {count} tasks that {state}, and {by_state[state]} are recorded"

@@ -267,26 +267,25 @@ class JobStore:
             jobs = jobs_of(connection, select(tables.jobs).where(unfinished))
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
-            highest_job = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
+            last_job, last_removed = select(func.max(tables.jobs.c.id)), select(tables.lease.c.last_job)
             last_array = select(tables.jobs.c.id + tables.jobs.c.array_size).where(text("array_size > 0"))
-            last_task = connection.execute(last_array.order_by(tables.jobs.c.id.desc()).limit(1)).scalar() or 0
-            highest_deleted = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
+            last_task = last_array.order_by(tables.jobs.c.id.desc()).limit(1)
+            last = max(connection.execute(query).scalar() or 0 for query in (last_job, last_task, last_removed))
             queues = connection.execute(select(tables.queues)).mappings()
             commands = commands_of(connection, outbox)
             self._known = {job.id for job in jobs}
-            last = max(highest_job, last_task, highest_deleted)
             self._written = {job.id: job.attempt for job in jobs if job.attempt is not None}
             self._plans = PlansInUse(commands)
             if self._job_numbers is not None:
                 self._job_numbers.find_lost_changes(self._lease.last_commit, last)
                 self._job_numbers.note_commit((self._lease.epoch, 0))
-            return Saved(
-                tuple(jobs),
-                commands,
-                tuple(cluster_from_row(row) for row in clusters),
-                (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
-                {Priority(row["priority"]): row["scans"] for row in queues},
-            )
+            given = last if self._job_numbers is None else self._job_numbers.last_given(last)
+            scans = {Priority(row["priority"]): row["scans"] for row in queues}
+            saved = Saved(tuple(jobs), commands, tuple(map(cluster_from_row, clusters)), given + 1, scans)
+        if given > last:
+            with self.database.writing() as connection:
+                upsert(connection, tables.skipped_jobs, [{"first": last + 1, "last": given}])
+        return saved
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
         """Return the used keys among these, with their jobs, by key."""

@@ -398,6 +398,14 @@ lease = Table(
     Column("address", Plain(300), nullable=False, server_default=""),
 )
 
+skipped_jobs = Table(
+    "skipped_jobs",
+    metadata,
+    Column("first", BigId, primary_key=True, autoincrement=False),
+    Column("last", BigId, nullable=False),
+)
+"""Ranges of job numbers that no job of the database had: an older copy has lost them, or they were not used."""
+
 replicas = Table(
     "replicas",
     metadata,

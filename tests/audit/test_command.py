@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from koalapy.client.errors import Exit
 from koalapy.daemon.backup import make_backup, restore_backup
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState
+from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch
@@ -80,6 +82,36 @@ def test_audit_after_restored_backup_finds_job_that_it_lacks(
     restore_backup(tmp_path / "backup", data, None, replace=True)
     assert audit_grid(data, accounting=[write_accounting(data, 9)]) == Exit.FAILED
     assert "run-recorded  9.2  it ran, and the database has no such job" in capsys.readouterr().out
+
+
+def test_audit_tells_jobs_that_a_restored_backup_lacks_from_later_ones_that_were_removed_by_age(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, output = f"sqlite:///{data}/koala.db", OutputStore(data / "output", 1000)
+
+    def add_job(number: int | None = None) -> int:
+        """Store an ended job, by default with the next number, as a daemon does between its start and end."""
+        with closing(JobNumbers(data / NUMBERS_FILE, [data / "output"])) as numbers:
+            stores = open_stores(url, output, job_numbers=numbers)
+            job = number or stores.saved.next_job
+            ended = make_job(job, JobState.CANCELLED, ended_at=9.0)
+            numbers.give(job)
+            stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs={job: ended}))
+            if number is None:
+                stores.history.remove([job])
+            stores.jobs.release_lease()
+            stores.jobs.close()
+        return job
+
+    add_job(9)
+    make_backup(tmp_path / "backup", data, None, files_only=False)
+    add_job(10)
+    restore_backup(tmp_path / "backup", data, None, replace=True)
+    later = add_job()
+    assert later > 10
+    assert audit_grid(data, accounting=[write_accounting(data, later)]) == Exit.OK
+    assert audit_grid(data, accounting=[write_accounting(data, 10)]) == Exit.FAILED
+    assert "run-recorded  10.2  it ran, and the database has no such job" in capsys.readouterr().out
 
 
 def test_audit_of_missing_files_names_them(tmp_path: Path, data: Path) -> None:

@@ -33,7 +33,6 @@ from koalapy.runner.settings import SECRET_FILE
 log = structlog.get_logger()
 
 _WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_CHUNK = 1024 * 1024
 SYNC_THREADS = 3
 """Maximum number of threads that flush files at the same time."""
 FILES_PER_THREAD = 8
@@ -53,27 +52,18 @@ LAST_HEARD_FILE = "heard"
 def read_regular(path: Path, max_size: int, *, end: bool = False) -> bytes:
     """Return the content of a regular file of at most ``max_size`` bytes; ``end``: its last bytes. Raise ``OSError``
     for anything else."""
-    descriptor = os.open(path, CONTENT)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or (status.st_size > max_size and not end):
+    with open(open_regular(path, access=CONTENT), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_size and not end:
             raise _odd(path)
-        with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            if end:
-                file.seek(max(0, status.st_size - max_size))
-            chunks, remaining = [], max_size
-            while remaining and (data := file.read(min(remaining, _CHUNK))):
-                chunks.append(data)
-                remaining -= len(data)
-            return b"".join(chunks)
-    finally:
-        os.close(descriptor)
+        file.seek(max(0, size - max_size))
+        return file.read(min(max_size, size))
 
 
-def open_regular(path: Path, flags: int = 0) -> int:
-    """Open a regular file for writing, created with mode 0600, and return its descriptor. Raise ``OSError`` for
-    anything else."""
-    descriptor = os.open(path, _WRITING | os.O_CREAT | flags, 0o600)
+def open_regular(path: Path, flags: int = 0, *, access: int = _WRITING | os.O_CREAT) -> int:
+    """Open a regular file, by default for writing, created with mode 0600, and return its descriptor. Raise ``OSError``
+    for anything else."""
+    descriptor = os.open(path, access | flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _odd(path)
