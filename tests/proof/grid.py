@@ -61,6 +61,8 @@ class ProofGrid:
 
     def __init__(self, directory: Path, seed: int, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
+        assert isinstance(loop, SingleThreadLoop)
+        self.loop = loop
         self.clock = VirtualClock(loop)
         self.daemon_clock = VirtualClock(loop)
         """That of the daemon's host. A step of it counts from the next daemon on."""
@@ -155,9 +157,7 @@ class ProofGrid:
     def kill_agent(self, name: str) -> None:
         """End an agent without a word; its durable state is its spool."""
         if self._agents.pop(name, None) is not None:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, SingleThreadLoop)
-            loop.killed.add(self._owners[name])
+            self.loop.killed.add(self._owners[name])
         self.ways[name].break_all()
         if (port := self.clusters[name].port) is not None:
             port.break_all()

@@ -89,10 +89,21 @@ FAULT_KINDS = {
     "node lost": 2,
     "jobs forgotten": 1,
     "job ids reused": 2,
+    "agent killed at a step": 4,
+    "daemon killed at a step": 4,
     "clock jump": 1,
     "daemon clock jump": 1,
 }
 """Kinds by weight: what was dangerous in other systems is more frequent."""
+DAEMON_FAULTS = (
+    "daemon restart",
+    "short daemon restart",
+    "daemon killed at a step",
+    "daemon clock jump",
+    "commands of an earlier daemon",
+)
+MAX_PASSES = 250
+"""Passes of the event loop within which a process is killed at a step: as many as a short job needs on an idle grid."""
 
 
 def draw_schedule(seed: int) -> list[Element]:
@@ -221,11 +232,15 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             way.slowness_s = random.uniform(0.1, 5.0)
             await asyncio.sleep(lasts)
             way.slowness_s = 0.0
-        case "agent restart":
+        case "agent restart" | "agent killed at a step":
+            if element.kind == "agent killed at a step":
+                await grid.loop.run_passes(random.randint(1, MAX_PASSES))
             grid.kill_agent(name)
             await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
             grid.start_agent(name)
-        case "daemon restart" | "short daemon restart" | "daemon clock jump" | "commands of an earlier daemon":
+        case _ if element.kind in DAEMON_FAULTS:
+            if element.kind == "daemon killed at a step":
+                await grid.loop.run_passes(random.randint(1, MAX_PASSES))
             if grid.daemon is None:
                 return  # another fault has ended it
             sent = {name: len(way.sent) for name, way in grid.ways.items()}
