@@ -166,7 +166,7 @@ class ProofGrid:
 
     async def submit(self, body: dict[str, Any], duration_s: float, code: int = 0, key: str = "") -> int | None:
         """Submit a job; None if the daemon is away, 0 if it can never start after another."""
-        if self.daemon is None:
+        if (daemon := self.daemon) is None:
             return None
         try:
             spec = JobSubmission.model_validate(body).to_model()
@@ -177,6 +177,8 @@ class ProofGrid:
             if error.field not in ("after", "reservation", "request"):
                 raise
             return 0
+        if self.daemon is not daemon:
+            return None  # killed meanwhile: its answer reaches nobody
         if key:
             self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
