@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    InterfaceError,
-    InternalError,
-    NoSuchModuleError,
-    OperationalError,
-    TimeoutError,
-)
+from sqlalchemy.exc import ArgumentError, DatabaseError, InterfaceError, InternalError, OperationalError, TimeoutError
 from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
@@ -84,12 +76,14 @@ SHARED_CONNECTION: dict[str, Any] = {
 }
 WRITING = {"koala_writes": True}
 """Execution options of an engine for writing transactions."""
-SNAPSHOT = {
-    "isolation_level": "REPEATABLE READ"
-}  # postgresql_readonly would let later writes ignore a read-only server
+# With postgresql_readonly, later writes would ignore a read-only server.
+SNAPSHOT = {"isolation_level": "REPEATABLE READ"}
 SQLITE_BUSY_TIMEOUT = 3000
 """Milliseconds that SQLite waits while another process locks the database."""
 RETRY_HINT = "try again when it is back"
+POOLER_HINT = (
+    "connect to the server itself, or let PgBouncer use pool_mode = session and ignore_startup_parameters = options"
+)
 POOL_TIMEOUT = 5.0
 """Seconds to wait for a free connection."""
 MAX_OVERFLOW = 20
@@ -122,7 +116,7 @@ def make_engine(url: str) -> Engine:
             return _sqlite_engine(parts)
         if kind in ("postgresql", "postgres"):
             return _postgresql_engine(parts)
-    except (ArgumentError, NoSuchModuleError) as error:
+    except ArgumentError as error:
         raise _no_database(url) from error
     raise _no_database(url)
 
@@ -138,12 +132,8 @@ def file_of(url: str | URL | None) -> Path | None:
 def _no_database(url: str) -> UsageError:
     """Return the error for a URL that names no supported database."""
     kind = url.partition(":")[0]
-    return UsageError(
-        f"database: {kind}:… is not a database that koala knows",
-        field="database",
-        value=kind,
-        hint="give sqlite:///PATH, postgresql://USER@HOST/NAME, or memory: for a trial",
-    )
+    hint = "give sqlite:///PATH, postgresql://USER@HOST/NAME, or memory: for a trial"
+    return UsageError(f"database: {kind}:… is not a database that koala knows", field="database", value=kind, hint=hint)
 
 
 def _encode_json(value: Any) -> str:
@@ -201,12 +191,20 @@ def _postgresql_engine(url: URL) -> Engine:
     try:
         return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT, max_overflow=MAX_OVERFLOW)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            "database: PostgreSQL needs the package psycopg",
-            field="database",
-            value="postgresql",
-            hint="pip install 'koalapy[postgresql]'",
-        ) from error
+        problem, hint = "database: PostgreSQL needs the package psycopg", "pip install 'koalapy[postgresql]'"
+        raise UsageError(problem, field="database", value="postgresql", hint=hint) from error
+
+
+def check_sessions(engine: Engine) -> None:
+    """Raise ``UsageError`` if a pooler gives the session of an idle connection of this process to another one."""
+    if engine.dialect.name != "postgresql":
+        return
+    query = "select pg_backend_pid()"
+    with unavailable_is_known(), engine.connect() as idle, engine.connect() as busy:
+        session = idle.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(query).scalar()
+        if busy.exec_driver_sql(query).scalar() == session or idle.exec_driver_sql(query).scalar() != session:
+            problem = "database: a pooler gives each transaction another session of the PostgreSQL server"
+            raise UsageError(problem, field="database", hint=POOLER_HINT)
 
 
 def reading(engine: Engine) -> Engine:
@@ -226,7 +224,8 @@ def unavailable_is_known() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
         reason = " ".join(str(error.orig).split())
-        raise StoreUnavailable(f"the database does not answer: {reason}", hint=RETRY_HINT) from error
+        hint = POOLER_HINT if "unsupported startup parameter" in reason else RETRY_HINT
+        raise StoreUnavailable(f"the database does not answer: {reason}", hint=hint) from error
     except DatabaseError as error:
         if type(error) is not DatabaseError:  # a programming error, such as a violated constraint
             raise

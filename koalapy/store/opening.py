@@ -15,7 +15,7 @@ from koalapy.model.errors import UsageError
 from koalapy.store.advice import AdviceStore
 from koalapy.store.audit import AuditStore
 from koalapy.store.database import NEW_CLAIM, Claim, Database
-from koalapy.store.engine import MEMORY, make_engine
+from koalapy.store.engine import MEMORY, check_sessions, make_engine
 from koalapy.store.history import HistoryStore
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.output import OutputStore
@@ -59,12 +59,9 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
         if not isinstance(error.__cause__, ResolutionError):
             raise
         revision = str(error.__cause__.argument)
-        raise UsageError(
-            f"the database is of another version of koalapy (revision {revision})",
-            field="database",
-            value=revision,
-            hint="install that version again, or put back a copy of the database from before it",
-        ) from error
+        problem = f"the database is of another version of koalapy (revision {revision})"
+        hint = "install that version again, or put back a copy of the database from before it"
+        raise UsageError(problem, field="database", value=revision, hint=hint) from error
 
 
 def _check_encoding(connection: Connection) -> None:
@@ -112,12 +109,13 @@ def open_stores(
 ) -> Stores:
     """Migrate the database, open the stores and take the lease. Without a ``claim`` only open them for reading.
 
-    With a database in memory, job numbers start at 1. Raise ``UsageError`` for an invalid URL, and ``ConflictError`` if
-    another daemon holds the lease.
+    With a database in memory, job numbers start at 1. Raise ``UsageError`` for an invalid URL or a pooler, and
+    ``ConflictError`` if another daemon holds the lease.
     """
     engine = make_engine(url)
     if claim is None:
         return stores_in_database(Database(engine, clock, claim=None), output, is_read_only=True)
+    check_sessions(engine)
     database = Database(engine, clock, claim=claim, upgrade=upgrade)
     return stores_in_database(database, output, None if url == MEMORY else job_numbers)
 

@@ -22,7 +22,7 @@ from tests.crash.interposer import Crash, Interposer, Point
 from tests.crash.workload import ARRAY, FIRST, HIGH, LAST, LONG, LOW, SETTINGS, TASKS, plan_jobs
 
 START_TRIES = 5
-RUN_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 240.0
 """Seconds until all jobs must have ended."""
 STATE_TIMEOUT_S = 5.0
 """Seconds to wait until a job runs that another one is to preempt, or that is to be cancelled."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from tests.crash.interposer import Crash, Point
 
@@ -13,9 +14,10 @@ FREQUENT = 20
 
 
 def choose_crashes(points: Counter[Point]) -> Iterator[Crash]:
-    """Yield the crashes of all points, those of risky effects first."""
-    for point, count in sorted(points.items(), key=lambda item: (item[0].effect not in RISKY_EFFECTS, item[0])):
-        yield from choose_crashes_of(point, count)
+    """Yield one crash of each point, those of risky effects first, then a second one of each, and so on."""
+    ordered = sorted(points.items(), key=lambda item: (item[0].effect not in RISKY_EFFECTS, item[0]))
+    for crashes in zip_longest(*(choose_crashes_of(point, count) for point, count in ordered)):
+        yield from filter(None, crashes)
 
 
 def choose_crashes_of(point: Point, count: int) -> Iterator[Crash]:

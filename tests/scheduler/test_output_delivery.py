@@ -155,6 +155,22 @@ def test_lost_results_undo_success(is_known: bool, loser: int, launcher: Launche
     assert not world.job(job).refusals, "a loss of power is not an error of the cluster"
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_daemon_without_the_field_results_lost_keeps_known_success_and_restarts_others(is_known: bool) -> None:
+    """An earlier version of the daemon ignores the field, as all that it does not know."""
+    world = World({"north": 4})
+    job, token = submit_running_job(world, collect=("*",))
+    if is_known:
+        world.step([delivering_report(token, program_exit=0)])
+    lost = {**LOST, "results_lost": False}
+    world.step([delivering_report(token, **lost)])
+    world.step([Reported("north", ComponentStatus(token, ComponentState.ENDED, **lost))])
+    assert world.job(job).restarts == (0 if is_known else 1)
+    assert (world.state(job) is JobState.SUCCEEDED) is is_known
+    world.advance(1)
+    assert not world.queries.grid["north"].nodes.delivering
+
+
 def test_lost_results_of_failed_job_do_not_restart_it() -> None:
     world = World({"north": 4})
     job, token = submit_running_job(world, collect=("*",))

@@ -10,13 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import StaticPool
 
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.store import opening
 from koalapy.store.database import Database
-from koalapy.store.engine import make_engine, writing
+from koalapy.store.engine import make_engine, unavailable_is_known, writing
+from koalapy.store.output import OutputStore
 from koalapy.store.records import JobFilter, OutboxEntry, Submitted
 from koalapy.store.service_tables import MeasurementStore
 from koalapy.store.sql import JobStore
@@ -54,6 +58,27 @@ def test_migrate_with_other_encoding_is_rejected(server: Server, encoding: str) 
     assert "createdb --encoding=UTF8 --template=template0" in rejection.value.hint
     for opened_engine in (engine, admin):
         opened_engine.dispose()
+
+
+def test_open_stores_behind_transaction_pooler_is_rejected(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two connections share one session, as with ``pool_mode = transaction`` of PgBouncer."""
+    pooled = create_engine(make_engine(url := server.new_database()).url, poolclass=StaticPool)
+    monkeypatch.setattr(opening, "make_engine", lambda _: pooled)
+    with pytest.raises(UsageError, match="a pooler gives each transaction another session") as rejection:
+        opening.open_stores(url, OutputStore(tmp_path, 1000))
+    assert "pool_mode = session" in rejection.value.hint
+    assert not inspect(pooled).get_table_names()
+    pooled.dispose()
+
+
+def test_rejected_startup_parameter_names_remedy() -> None:
+    """What PgBouncer says to ``options`` by default."""
+    reason = Exception("FATAL: unsupported startup parameter: options")
+    with pytest.raises(StoreUnavailable) as unavailable, unavailable_is_known():
+        raise OperationalError("", None, reason)
+    assert "ignore_startup_parameters = options" in unavailable.value.hint
 
 
 def test_store_after_server_restart_continues(store: JobStore, server: Server) -> None:

@@ -200,11 +200,12 @@ def test_older_daemon_that_wakes_during_migration_has_lost_its_lease(url: str, t
     migrate(engine := make_engine(url), "0005_reservation_changes")
     with engine.begin() as connection:
         connection.execute(text("insert into lease values (1, 'abcdef01', 4, 'elsewhere:1:1', 1030.0, 0, 0)"))
+    before_lease = 2 if engine.dialect.name == "postgresql" else 0  # which find out whether there is a pooler
     beginnings, renewals = [0], list[int]()
 
     def renew(*_: object) -> None:
         beginnings[0] += 1
-        if beginnings[0] == 2:
+        if beginnings[0] == before_lease + 2:
             with engine.begin() as older:
                 renewals.append(older.execute(text("update lease set expires_at = 1040 where epoch = 4")).rowcount)
 
