@@ -61,7 +61,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_users(dashboard, services, login.identities, audit)
     add_files(dashboard, services)
     add_audit(dashboard, audit)
-    add_history(dashboard, services.history)
+    add_history(dashboard, services)
     BrowserLogin(dashboard, login)
     _add_files(dashboard)
     _add_redirects(dashboard)

@@ -1,125 +1,77 @@
-"""Small charts of the last hours, as SVG of pure functions; the page has the same values as a table."""
+"""Charts over time: values that a script draws by uPlot, and that the page also has as a table. Bars of single values
+are SVG."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
+from typing import Literal
 
-from markupsafe import Markup, escape
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 
 from koalapy.dashboard.pictures import NodeCounts
-from koalapy.model.history import Sample
+from koalapy.model.history import USES, UseSums
+from koalapy.model.request import ClusterName
 
-WIDTH, HEIGHT = 240, 56
-SLOTS = 72
-"""Number of points of a chart: one for five minutes of six hours."""
+Unit = Literal["count", "share", "seconds", "rate"]
+"""The unit of a chart: shares from 0 to 1, bytes per second, or numbers."""
+Mark = tuple[float, str]
+"""An event at a time in seconds since the epoch, and its description."""
+COLOURS = {"ours": "running", "withheld": "phase-held"}
+"""The names of the colours of uses that are not named as the use itself."""
+TITLES = {"ours": "jobs", "local": "local users"}
+"""The titles of uses that are not named as the use itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """The means of the samples of a part of the period; empty without any."""
+class Curve:
+    """A value in each slot of a chart; None for a slot without a value."""
 
-    start: float
-    """Seconds since the epoch."""
-    means: Mapping[str, float]
-    """By field of ``Sample``; ``started`` and ``ended`` are per minute, and ``startup`` is of the jobs that started."""
+    name: str
+    values: Sequence[float | None]
+    colour: str = ""
+    """Name of a colour of the style sheet; empty for the next one of a series."""
 
-
-_NAMES = ("ours", "local", "idle", "queued", "started", "ended")
-_VALUES = attrgetter(*_NAMES)
-
-
-def make_slots(samples: Sequence[Sample], until: float, period: float, count: int = SLOTS) -> list[Slot]:
-    """Return the means of samples over ``count`` equal parts of the ``period`` that ends at ``until``."""
-    start, length = until - period, period / count
-    groups: list[list[Sample]] = [[] for _ in range(count)]
-    for sample in samples:
-        if 0 <= (index := int((sample.at - start) / length)) < count:
-            groups[index].append(sample)
-    slots = []
-    for index, group in enumerate(groups):
-        means = {
-            name: sum(values) / len(group) for name, *values in zip(_NAMES, *map(_VALUES, group), strict=True) if values
-        }
-        starts = [sample for sample in group if sample.startup is not None]
-        if weight := sum([sample.started for sample in starts]):
-            means["startup"] = sum([(s.startup or 0.0) * s.started for s in starts]) / weight
-        slots.append(Slot(start + index * length, means))
-    return slots
+    @property
+    def last(self) -> float | None:
+        return next((value for value in reversed(self.values) if value is not None), None)
 
 
-Mark = tuple[float, str]
-"""An event at a time in seconds since the epoch, and its description."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over the same slots."""
+
+    title: str
+    at: Sequence[float]
+    """Starts of the slots in seconds since the epoch."""
+    length: float
+    """Seconds of a slot."""
+    curves: Sequence[Curve]
+    unit: Unit = "count"
+    stacked: bool = False
+    marks: Sequence[Mark] = ()
+
+    @property
+    def has_values(self) -> bool:
+        return any(value is not None for curve in self.curves for value in curve.values)
 
 
-def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str, marks: Sequence[Mark] = ()) -> Markup:
-    """Return stacked areas of the named values, the first at the bottom, with events as vertical lines; empty without a
-    value."""
-    top = max((sum(slot.means.get(name, 0.0) for name in names) for slot in slots), default=0.0)
-    if top <= 0:
-        return Markup()
-    parts = []
-    for run in _runs(slots, names[0]):
-        base = [0.0] * len(run)
-        for name in names:
-            heights = [low + (slot.means.get(name, 0.0)) for low, (_, slot) in zip(base, run, strict=True)]
-            upper = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, heights, strict=True)]
-            lower = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, base, strict=True)]
-            width = WIDTH / len(slots)
-            ends = (f"{run[-1][0] * width + width:.1f},{upper[-1][1]:.1f}", f"{lower[-1][0] + width:.1f},")
-            path = [*(f"{x:.1f},{y:.1f}" for x, y in upper), ends[0], f"{ends[1]}{lower[-1][1]:.1f}"]
-            path += [f"{x:.1f},{y:.1f}" for x, y in reversed(lower)]
-            parts.append(f'<polygon class="{name}" points="{" ".join(path)}"/>')
-            base = heights
-    length = slots[1].start - slots[0].start if len(slots) > 1 else 1.0
-    for at, text in marks:
-        if 0 <= (x := (at - slots[0].start) / length / len(slots) * WIDTH) <= WIDTH:
-            parts.append(f'<path class="event" d="M{x:.1f} 0V{HEIGHT}"><title>{escape(text)}</title></path>')
-    return _chart(parts, label)
+def use_chart(title: str, sums: UseSums, cluster: ClusterName = "", marks: Sequence[Mark] = ()) -> Chart:
+    """Return the nodes of a cluster, by default of all clusters, by use. Uses without any node are left out."""
+    means = {name: sums.means(name, cluster) for name in USES}
+    curves = [
+        Curve(TITLES.get(name, name), values, COLOURS.get(name, name))
+        for name, values in means.items()
+        if any(values) or name in ("ours", "idle")
+    ]
+    return Chart(title, sums.starts, sums.length, curves, stacked=True, marks=marks)
 
 
-def line_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
-    """Return a line for each of the named values, on one scale from 0; empty without a value."""
-    values = [value for slot in slots for name in names if (value := slot.means.get(name)) is not None]
-    if not values:
-        return Markup()
-    top, parts = max(values) or 1.0, []
-    for name in names:
-        for run in _runs(slots, name):
-            points = [_point(index, slot.means[name], top, len(slots)) for index, slot in run]
-            points.append((points[-1][0] + WIDTH / len(slots), points[-1][1]))
-            text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            parts.append(f'<polyline class="{name}" points="{text}"/>')
-    return _chart(parts, label)
-
-
-def _runs(slots: Sequence[Slot], name: str) -> list[list[tuple[int, Slot]]]:
-    """Return the runs of successive slots with a value, each slot with its index."""
-    runs: list[list[tuple[int, Slot]]] = [[]]
-    for index, slot in enumerate(slots):
-        if slot.means.get(name) is not None:
-            runs[-1].append((index, slot))
-        elif runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
-
-
-def _point(index: int, value: float, top: float, count: int) -> tuple[float, float]:
-    return index * WIDTH / count, 1 + (HEIGHT - 2) * (1 - value / top)
-
-
-def _chart(parts: Sequence[str], label: str) -> Markup:
-    head = f'<svg class="small-chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img"'
-    base = f'<path class="base" d="M0 {HEIGHT - 0.5}H{WIDTH}"/>'
-    return Markup(f'{head} aria-label="{escape(label)}">{base}{"".join(parts)}</svg>')
-
-
-def describe_range(slots: Sequence[Slot], name: str, format_value: Callable[[float], str]) -> str:
-    """Return the smallest and largest mean of a value in the period, as text: ``3 to 40``; empty without a value."""
-    values = [value for slot in slots if (value := slot.means.get(name)) is not None]
-    if not values:
-        return ""
-    low, high = format_value(min(values)), format_value(max(values))
-    return low if low == high else f"{low} to {high}"
+def render_chart(chart: Chart) -> Markup:
+    """Return a chart as JSON for an attribute in single quotation marks, from which the script draws it."""
+    fields = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")}
+    content = fields | {"at": list(chart.at), "curves": [asdict(curve) for curve in chart.curves]}
+    return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
 
 
 def use_bar(nodes: NodeCounts) -> Markup:

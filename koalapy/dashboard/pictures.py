@@ -1,9 +1,8 @@
 """Charts as SVG, rendered by pure functions; with CSS classes only, since the pages' policy forbids inline styles."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from koalapy.model.job import JobId
 
@@ -37,51 +36,6 @@ def interval(low: float, middle: float, high: float, maximum: float) -> Markup:
     span = f'<rect class="span" x="{position(low):.1f}" y="2" width="{length:.1f}" height="{BAR_HEIGHT - 4}"/>'
     mark = f'<rect class="filled" x="{position(middle):.1f}" width="2" height="{BAR_HEIGHT}"/>'
     return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{span}{mark}</svg>')
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The number of operations in a range of durations."""
-
-    label: str
-    count: int
-
-
-SPAN_WIDTH, SPAN_GAP, SPANS_HEIGHT, SPANS_FOOT = 36, 6, 90, 22
-
-
-def distribution(spans: Sequence[Span], *, operation: str) -> Markup:
-    """Return a histogram of durations of an operation, from the first range with any to the last."""
-    counted = [index for index, span in enumerate(spans) if span.count] or [0]
-    spans = spans[max(0, min(counted[0], counted[-1] - 4)) : max(counted[-1] + 1, 5)]
-    total = sum(span.count for span in spans)
-    maximum = max((span.count for span in spans), default=0)
-    description = "; ".join(f"{span.count} {span.label}" for span in spans if span.count) or "none yet"
-    width, height = len(spans) * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT + SPANS_FOOT
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    parts = [
-        Markup('<svg class="distribution" {} role="img" aria-label="{}: {}">').format(
-            Markup(size), operation, description
-        )
-    ]
-    for index, span in enumerate(spans):
-        # A single operation among many stays visible.
-        tall = max(2.0, span.count / maximum * (SPANS_HEIGHT - 14)) if span.count else 0.0
-        x, top = index * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT - tall
-        label = span.label.removeprefix("≤").replace(" ", "")
-        if span.count:
-            parts.append(Markup(f'<rect x="{x}" y="{top:.1f}" width="{SPAN_WIDTH}" height="{tall:.1f}" rx="2"/>'))
-            percent = escape(format_share(span.count, total))
-            parts.append(Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{top - 3:.1f}">{percent}</text>'))
-        parts.append(Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{SPANS_HEIGHT + 14}">{escape(label)}</text>'))
-    parts.append(Markup(f'<path d="M0 {SPANS_HEIGHT} H{width}"/></svg>'))
-    return Markup("").join(parts)
-
-
-def format_share(count: int, total: int) -> str:
-    """Return ``count`` in percent of ``total``; ``<1%`` instead of 0 for a positive count."""
-    percent = 100 * count / total if total else 0.0
-    return f"{percent:.0f}%" if percent >= 1 or not count else "<1%"
 
 
 STATE_NAMES = {name: name for name in ("running", "claimed", "down", "idle", "withheld", "unknown")} | {

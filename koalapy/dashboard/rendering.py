@@ -18,9 +18,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from koalapy import __version__
-from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
+from koalapy.dashboard.charts import render_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import bar, distribution, interval
+from koalapy.dashboard.pictures import bar, interval
+from koalapy.dashboard.time_range import RANGES
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
@@ -84,8 +85,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, grid_map, interval, draw_timeline)
-CHARTS = (describe_range, line_chart, stacked_chart, use_bar)
+PICTURES = (bar, grid_map, interval, draw_timeline, use_bar)
 """Functions that templates call by their names."""
 
 
@@ -189,6 +189,7 @@ def _make_environment() -> Environment:
     )
     environment.filters |= {
         "age": render_age,
+        "chart": render_chart,
         "count": format_count,
         "quantity": format_quantity,
         "iso": format_iso_time,
@@ -211,8 +212,8 @@ def _make_environment() -> Environment:
         "with_query": with_query,
         "format_term": format_term,
     }
-    environment.globals |= {"lane_meanings": MEANINGS}
-    environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
+    environment.globals |= {"lane_meanings": MEANINGS, "time_ranges": tuple(RANGES)}
+    environment.globals |= {picture.__name__: picture for picture in PICTURES}
     environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}

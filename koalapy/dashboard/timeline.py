@@ -1,7 +1,7 @@
 """Timelines as SVG: lanes with bars of jobs over time, up to now and beyond. Of the grid, and of one job.
 
-In the grid's timeline a lane is a cluster and its height is the cluster's nodes. A bar is a component: its height is
-its nodes, and its colour is that of its job if the job spans several clusters. In a job's timeline a lane is its
+In the grid's timeline a lane is a cluster, or a site with several, and its height is its nodes. A bar is a component:
+its height is its nodes. Long ranges have sums of the nodes by use in place of bars. In a job's timeline a lane is its
 queue or one of its components. Times are positions in percent of the width, so that lanes and texts have the same
 size on a phone; labels hang out at the left, into a margin that the style sheet leaves.
 """
@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from koalapy.dashboard.pictures import job_series
+from koalapy.dashboard.charts import TITLES
 from koalapy.model.cluster import Drain
-from koalapy.model.history import LoadPeriod, PastComponent
+from koalapy.model.history import USES, PastComponent, UseSum
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.wording import format_duration, format_nodes, format_time, shorten
 
@@ -168,10 +167,10 @@ class TimelineLane:
     nodes: int
     """Number of nodes that the height of the lane stands for."""
     bars: Sequence[TimelineBar]
-    cluster: str = ""
-    """The cluster that the label links to; empty for none."""
-    load: Sequence[LoadPeriod] = ()
-    """The share of its nodes that local users had, oldest first."""
+    page: str = ""
+    """The path that the label links to; empty for none."""
+    uses: Sequence[UseSum] = ()
+    """The sums of its nodes by use, oldest first; a slot without samples is missing."""
     drains: Sequence[Drain] = ()
     """Its drains in force and planned."""
 
@@ -197,8 +196,10 @@ class Timeline:
     lanes: Sequence[TimelineLane]
     expected: Sequence[ExpectedStart] = field(default=())
     is_of_job: bool = False
-    complete_since: float = 0.0
-    """Time before which most components are left out."""
+    slot_s: int = 0
+    """Length of the slots of ``TimelineLane.uses``."""
+    with_bars: bool = True
+    """Whether the nodes of jobs are shown as bars, not as sums."""
 
 
 def component_phases(component: PastComponent, now: float) -> list[Phase]:
@@ -223,11 +224,11 @@ def job_timeline(lanes: Sequence[TimelineLane], now: float, expected: Sequence[E
 
 
 def draw_timeline(content: Timeline) -> Markup:
-    """Return the picture of a timeline; empty without any bar, local load or expected start.
+    """Return the picture of a timeline; empty without any lane that is in use or drained, and any expected start.
 
     The page also has a table with the same values.
     """
-    if not content.expected and not any(lane.bars or any(p.share for p in lane.load) for lane in content.lanes):
+    if not content.expected and not any(map(is_used, content.lanes)):
         return Markup()
     start, span = content.start, max(content.end - content.start, 0.001)
 
@@ -238,31 +239,27 @@ def draw_timeline(content: Timeline) -> Markup:
     lane_height = JOB_LANE_HEIGHT if content.is_of_job else lane_height
     bottom = AXIS_HEIGHT + len(content.lanes) * (lane_height + LANE_GAP)
     height = bottom + len(content.expected) * EXPECTED_HEIGHT + 4
+    zoom = "" if content.is_of_job else f' data-since="{start:.0f}" data-until="{content.end:.0f}"'  # for a script
     label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
     parts = [
-        f'<svg class="timeline {_label_class(content)}" width="100%" height="{height}" role="group" '
+        f'<svg class="timeline {_label_class(content)}" width="100%" height="{height}" role="group"{zoom} '
         f'aria-label="{label}; the page has the same values as a table">',
         *_draw_ticks(content, span, height, x),
     ]
     for row, lane in enumerate(content.lanes):
         top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
-        parts += _draw_lane(
-            lane, top, lane_height, x, _draw_load(lane, content, top, lane_height, x), is_of_job=content.is_of_job
-        )
-    if start < content.complete_since < content.end:
-        until = x(content.complete_since)
-        parts.append(
-            f'<rect class="unread" x="0%" y="{AXIS_HEIGHT}" width="{until}%" '
-            f'height="{bottom - AXIS_HEIGHT - LANE_GAP}"><title>too many components ended since to read these</title>'
-            f'</rect><text class="unread" x="{until / 2:.2f}%" y="{AXIS_HEIGHT + 16}">'
-            "jobs are left out: too many</text>"
-        )
+        parts += _draw_lane(lane, top, lane_height, x, content)
     for row, expected in enumerate(content.expected):
         parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
     if start < content.now < content.end:
         parts.append(_draw_line("now", x(content.now), AXIS_HEIGHT - 6, height))
     parts.append("</svg>")
     return Markup("".join(parts))
+
+
+def is_used(lane: TimelineLane) -> bool:
+    """Return whether jobs or local users had nodes of a lane, or it is drained."""
+    return bool(lane.bars or lane.drains) or any(one.ours or one.local for one in lane.uses)
 
 
 def _draw_line(name: str, position: float, top: float, bottom: float) -> str:
@@ -285,7 +282,8 @@ def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> I
     for number in range(int((content.start + span - first) / step) + 1):
         at = first + number * step
         yield _draw_line("tick", x(at), AXIS_HEIGHT - 6, height)
-        text = _format_elapsed(number * step) if is_relative else format_time(at, content.now)
+        elapsed = f"{round(at - first, 1):g} s" if at - first < 60 else format_duration(at - first)
+        text = elapsed if is_relative else format_time(at, content.now)
         if x(at) + len(text) * LETTER_WIDTH > 100:
             continue
         end_on_phone = x(at) + len(text) * PHONE_LETTER_WIDTH
@@ -313,56 +311,82 @@ def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int
     return placed
 
 
-def _draw_lane(
-    lane: TimelineLane, top: float, height: float, x: ToPosition, load: str, *, is_of_job: bool
-) -> Iterator[str]:
+def _draw_lane(lane: TimelineLane, top: float, height: float, x: ToPosition, content: Timeline) -> Iterator[str]:
     """Yield the label of a lane, its background and its bars, the first node at the bottom."""
     label = shorten(lane.label, 24)
     text = f'<text class="label" x="-8" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
-    yield f'<a href="/clusters/{quote(lane.cluster, safe="")}">{text}</a>' if lane.cluster else text
+    yield f'<a href="{escape(lane.page)}">{text}</a>' if lane.page else text
     yield f'<rect class="lane-back" x="0%" y="{top}" width="100%" height="{height}"/>'
     for drain in lane.drains:
         if (left := x(drain.since)) < (right := 100.0 if drain.ends_at is None else x(drain.ends_at)):
             label = escape(f"{lane.label} is drained {drain.author}")
             shape = f'x="{left}%" y="{top}" width="{right - left:.2f}%" height="{height}"'
             yield f'<a href="/maintenance" aria-label="{label}"><rect class="drain" {shape}/></a>'
-    if load:
-        yield load
+    if lane.uses:
+        yield _draw_uses(lane, content, top, height, x)
     for bar, offset in pack(lane.bars, lane.nodes):
         tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
         y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
-        yield _draw_bar(bar, lane, y, tall, x, is_of_job=is_of_job)
+        yield _draw_bar(bar, lane, y, tall, x, is_of_job=content.is_of_job)
 
 
-def _draw_load(lane: TimelineLane, content: Timeline, top: float, height: float, x: ToPosition) -> str:
-    """Return the local load of a lane as an area that hangs from its upper edge; empty without any.
+HANGING = ("local", "withheld", "unknown", "down")
+"""The uses that are drawn from the upper edge of a lane, the last one at the edge."""
 
-    Its path does not depend on the current time, so that it is computed once for many pages.
+
+def _draw_uses(lane: TimelineLane, content: Timeline, top: float, height: float, x: ToPosition) -> str:
+    """Return the use of a lane's nodes: those of jobs from the bottom, unless bars show them, others from the top.
+
+    Its paths do not depend on the current time, so that they are computed once for many pages.
     """
-    periods = [period for period in lane.load if period.end > content.start and period.start < content.now]
-    if not any(period.share for period in periods):
-        return ""
-    left, width = x(content.start), x(content.now) - x(content.start)
-    shares = [100 * period.share for period in periods]
-    label = f"local users on {lane.label}: {min(shares):.0f} to {max(shares):.0f} %, last known {shares[-1]:.0f} %"
+    shares: dict[str, float] = {}
+    total = sum(sum(getattr(one, name) for name in USES) for one in lane.uses) or 1
+    for name in USES:
+        shares[TITLES.get(name, name)] = 100 * sum(getattr(one, name) for one in lane.uses) / total
+    label = escape(
+        f"{lane.label}, mean: " + ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share)
+    )
+    first, slot = lane.uses[0].start, content.slot_s
+    end = min(content.now, lane.uses[-1].start + slot)
+    left, width = x(max(content.start, first)), x(end) - x(max(content.start, first))
+    offset = max(0.0, content.start - first)
+    paths = [
+        f'<path class="{name}" d="{path}"/>' for name, path in _use_paths(tuple(lane.uses), slot, content.with_bars)
+    ]
     return (
-        f'<svg class="load" role="img" aria-label="{escape(label)}" x="{left}%" y="{top}" width="{width:.2f}%" '
-        f'height="{height}" viewBox="{content.start / 60 - lane.load[0].start / 60:.2f} 0 '
-        f'{(content.now - content.start) / 60:.2f} 100" preserveAspectRatio="none"><title>{escape(label)}</title>'
-        f'<path d="{_load_path(tuple(lane.load))}"/></svg>'
+        f'<svg class="uses" role="img" aria-label="{label}" x="{left}%" y="{top}" width="{width:.2f}%" '
+        f'height="{height}" viewBox="{offset / 60:.2f} 0 {max(0.01, (end - first - offset) / 60):.2f} 100" '
+        f'preserveAspectRatio="none"><title>{label}</title>{"".join(paths)}</svg>'
     )
 
 
 @lru_cache(maxsize=2000)
-def _load_path(load: tuple[LoadPeriod, ...]) -> str:
-    """Return the outline of local load, in minutes since its first period and percent of the nodes."""
-    first, end, parts = load[0].start, None, list[str]()
-    for period in load:
-        if period.start != end:
-            parts.append(f"{'V0Z' if parts else ''}M{(period.start - first) / 60:.6g} 0")
-        parts.append(f"V{100 * period.share:.4g}H{(period.end - first) / 60:.6g}")
-        end = period.end
-    return "".join([*parts, "V0Z"])
+def _use_paths(uses: tuple[UseSum, ...], slot_s: int, with_bars: bool) -> list[tuple[str, str]]:
+    """Return the outline of each use in percent of the nodes over minutes since the first slot, in drawing order."""
+    totals = [sum(getattr(one, name) for name in USES) or 1 for one in uses]
+    starts, paths = [one.start for one in uses], list[tuple[str, str]]()
+    for index, name in enumerate(HANGING):
+        if any(getattr(one, name) for one in uses):
+            depths = [
+                100 * sum(getattr(one, below) for below in HANGING[index:]) / total
+                for one, total in zip(uses, totals, strict=True)
+            ]
+            paths.append((name, _outline(starts, depths, slot_s, 0)))
+    if not with_bars and any(one.ours for one in uses):
+        heights = [100 - 100 * one.ours / total for one, total in zip(uses, totals, strict=True)]
+        paths.append(("ours", _outline(starts, heights, slot_s, 100)))
+    return paths
+
+
+def _outline(starts: Sequence[int], levels: Sequence[float], slot_s: int, edge: int) -> str:
+    """Return a path of steps between an edge and the level of each slot, with gaps for missing slots."""
+    end, parts = None, list[str]()
+    for start, level in zip(starts, levels, strict=True):
+        if start != end:
+            parts.append(f"{f'V{edge}Z' if parts else ''}M{(start - starts[0]) / 60:.6g} {edge}")
+        end = start + slot_s
+        parts.append(f"V{level:.4g}H{(end - starts[0]) / 60:.6g}")
+    return "".join([*parts, f"V{edge}Z"])
 
 
 def _draw_bar(bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool) -> str:
@@ -375,7 +399,7 @@ def _draw_bar(bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: 
     text = escape(label)
     opening = '<g class="bar-of-job" role="img"' if is_of_job else f'<a href="/jobs/{bar.job}"'
     parts = [f'{opening} aria-label="{text}">']
-    colour = f" {job_series(bar.job)}" if bar.is_shared else ""
+    colour = " shared" if bar.is_shared else ""
     for phase in bar.phases:
         first = x(phase.start)
         width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 2)
@@ -416,14 +440,3 @@ def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> str:
         f'width="{max(MIN_BAR_WIDTH, high - low):.2f}%" height="6"/>'
         f"{_draw_line('middle', middle, top + 3, top + 15)}</a>"
     )
-
-
-def _format_elapsed(seconds: float) -> str:
-    """Format the seconds since the start of a chart: ``12.5 s``, ``5:30``, ``1:05:00`` or ``3 d``."""
-    if seconds < 60:
-        return f"{round(seconds, 1):g} s"
-    minutes, remaining = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{remaining:02}"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{remaining:02}" if hours < 48 else f"{hours / 24:g} d"

@@ -1,6 +1,6 @@
 """Daily statistics: counts of ended jobs, sums of their times, and node-seconds."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -393,63 +393,63 @@ class PastComponent:
     """Whether its attempt has components on other clusters too."""
 
 
-@dataclass(frozen=True, slots=True)
-class PastComponents:
-    """The components that a bounded query has found."""
-
-    components: Sequence[PastComponent]
-    complete_since: float
-    """Components that ended before were not examined; minus infinity if all were."""
-
-
 SAMPLE_INTERVAL_S = 60.0
-KEPT_S = 86400.0
-"""Time for which samples are stored."""
+CLUSTER_SLOT_S = 600
+"""Shortest slot of the sums of a single cluster, in seconds."""
+SLOTS_KEPT_S = {60: DAY, CLUSTER_SLOT_S: 2 * DAY, 3600: 31 * DAY}
+"""The lengths of the slots over which samples are summed, and the time for which their sums are stored, in seconds."""
+USES = ("ours", "local", "idle", "down", "withheld", "unknown")
+"""The uses of nodes in a ``UseSum``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The use of the grid at a time in seconds since the epoch, and the events since the previous sample."""
+class UseSum:
+    """The sums of the samples in a slot: of the nodes by use, and of the jobs. ``SAMPLE_INTERVAL_S`` times the sum of a
+    use are its node-seconds; divided by ``samples`` it is the mean number of nodes while the daemon ran."""
 
-    at: float
-    ours: int
-    """Nodes that jobs of this scheduler have or are claiming."""
-    local: int
-    """Nodes of the clusters' local users."""
-    idle: int
-    """Idle nodes of usable clusters with a current report."""
-    queued: int
-    """Queued jobs."""
-    started: int
-    """Jobs that started."""
-    ended: int
-    """Jobs that ended, in any state."""
-    startup: float | None
-    """Mean seconds from the placement to the start of the jobs that started; None without one."""
-
-
-LOAD_SLOT_S = 600.0
-"""Time over which the use of a cluster by its local users is averaged."""
-LOAD_KEPT_S = 7 * 86400.0
-"""Time for which it is stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalLoad:
-    """The nodes of a cluster's local users in a slot of ``LOAD_SLOT_S``; a slot without current reports has none."""
-
-    slot: int
-    """Number of the slot since the epoch."""
+    start: int
+    """Start of the slot in seconds since the epoch."""
     cluster: ClusterName
-    local: float
-    """Mean number of nodes of local users."""
-    total: float
-    """Mean number of all nodes."""
+    """Empty for all clusters together; only these have sums of jobs."""
+    samples: int
+    ours: int = 0
+    """Nodes that jobs of this scheduler have or are claiming."""
+    local: int = 0
+    """Nodes of local users."""
+    idle: int = 0
+    down: int = 0
+    withheld: int = 0
+    unknown: int = 0
+    """Nodes of clusters without a current report."""
+    queued: int = 0
+    started: int = 0
+    ended: int = 0
+    """Jobs that ended, in any state."""
+    startup: float = 0.0
+    """Seconds from the placement to the start, over the jobs that started."""
+
+    @property
+    def known(self) -> int:
+        """Return the sum of the nodes of clusters with a current report."""
+        return self.ours + self.local + self.idle + self.down + self.withheld
 
 
-class LoadPeriod(NamedTuple):
-    """The mean share of a cluster's nodes that local users had, from 0 to 1, over a period in seconds of the epoch."""
+@dataclass(frozen=True, slots=True)
+class UseSums:
+    """The sums of a time range in slots of equal length."""
 
-    start: float
-    end: float
-    share: float
+    length: int
+    """Length of a slot in seconds."""
+    starts: Sequence[int]
+    """The starts of all slots of the range, oldest first."""
+    by_cluster: Mapping[ClusterName, Mapping[int, UseSum]]
+    """By cluster and start; a slot without samples is missing."""
+
+    def values(self, value: Callable[[UseSum], float | None], cluster: ClusterName = "") -> list[float | None]:
+        """Return a value of each slot of a cluster, by default of all clusters together; None without samples."""
+        sums = self.by_cluster.get(cluster, {})
+        return [value(sums[start]) if start in sums else None for start in self.starts]
+
+    def means(self, name: str, cluster: ClusterName = "") -> list[float | None]:
+        """Return the mean number of nodes of a use, or of queued jobs, in each slot."""
+        return self.values(lambda one: round(getattr(one, name) / one.samples, 3), cluster)

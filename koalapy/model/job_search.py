@@ -8,10 +8,11 @@ two quotation marks there stand for one. Without a ``state`` term, only unfinish
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
-from math import ceil, floor
+from math import ceil, floor, nan
 from typing import NoReturn
 
 from koalapy.model.application import application_of
@@ -67,6 +68,16 @@ def _all_texts(job: Job) -> Iterable[str]:
     return (text.lower() for text in (spec.name, spec.owner, application_of(spec), *_clusters(job)))
 
 
+def _end_days(job: Job) -> Iterable[str]:
+    """Return the day on which a job ended, in UTC: ``2026-11-24``; nothing for an unfinished job."""
+    return () if job.ended_at is None else (datetime.fromtimestamp(job.ended_at, UTC).date().isoformat(),)
+
+
+def _seconds_since_end(job: Job, now: float) -> float:
+    """Return the time since the end of a job; not a number, which is in no range, for an unfinished job."""
+    return nan if job.ended_at is None else now - job.ended_at
+
+
 KINDS: dict[str, _Kind] = {
     "id": _Kind("id:12,13", True, texts=lambda job: (str(job.id),), number=lambda job, _: job.id),
     "state": _Kind("state:waiting", True),
@@ -79,6 +90,7 @@ KINDS: dict[str, _Kind] = {
     "priority": _Kind("priority:high", True, texts=lambda job: (str(job.spec.priority),)),
     "size": _Kind("size>32", True, number=lambda job, _: job.spec.request.total_size),
     "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),
+    "ended": _Kind("ended>2d", True, texts=_end_days, number=_seconds_since_end, unit="seconds"),
     "array": _Kind("array:7", False, texts=lambda job: () if job.array_job is None else (str(job.array_job),)),
     "any": _Kind("any:wave", False, texts=lambda job: _all_texts(job)),
     "restarts": _Kind("restarts>0", False, number=lambda job, _: job.restarts),
@@ -102,6 +114,7 @@ STORED_KINDS = frozenset({"user", "name", "app", "home", "priority", "cluster"})
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
 _PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d|[\d*-]*\*[\d*-]*", re.ASCII)
 _JOB_NUMBER = re.compile(r"[0-9]{1,18}")
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
@@ -187,6 +200,22 @@ class JobSearch:
         """Return the largest integer that the search allows for a kind of term; None without a bound."""
         return min(self._bounds(kind, _MOST), default=None)
 
+    def end_range(self, now: float) -> tuple[float | None, float | None]:
+        """Return the times from and before which matching jobs ended; None without a bound."""
+        since, until = list[float](), list[float]()
+        for term in self.terms:
+            if term.kind != "ended" or term.opposite or len(term.values) != 1 or "*" in term.values[0]:
+                continue
+            if term.operator in (":", "="):
+                day = datetime.combine(date.fromisoformat(term.values[0]), datetime.min.time(), UTC).timestamp()
+                since.append(day)
+                until.append(day + 86400.0)
+            else:
+                seconds = _parse_number(self.text, KINDS["ended"], term.values[0])
+                (until if term.operator.startswith(">") else since).append(now - seconds)
+        # A second more than a bound that may be included.
+        return max(since, default=None), None if not until else min(until) + 1.0
+
     def _bounds(self, kind: str, by_operator: Mapping[str, Callable[[float], int]]) -> list[int]:
         """Return the bound that each term of a kind sets by its operator, if it sets one."""
         return [
@@ -216,7 +245,8 @@ def parse_search(text: str) -> JobSearch:
             states.append(frozenset(JobState) - matching_states if term.opposite else matching_states)
         else:
             terms.append(term)
-    meant = frozenset(JobState).intersection(*states) if states else UNFINISHED
+    default = FINAL_STATES if any(term.kind == "ended" and not term.opposite for term in terms) else UNFINISHED
+    meant = frozenset(JobState).intersection(*states) if states else default
     return JobSearch(text.strip(), tuple(terms), meant)
 
 
@@ -280,6 +310,8 @@ def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], o
                 guess = f"did you mean {near[0]}? " if near else ""
                 _refuse(piece, f"there is no {kind} {value}", f"{guess}known: {', '.join(_CHOICES[kind])}")
     exact = operator in (":", "=")
+    if kind == "ended" and exact and not all(map(_is_day, values)):
+        _refuse(piece, f"{','.join(values)} in {piece} is not a day", "as in ended:2026-11-24 or ended>2d")
     if not exact and search_kind.number is None:
         _refuse(piece, f"{kind} cannot be compared with {operator}", f"as in {search_kind.example}")
     if not exact and len(values) > 1:
@@ -293,6 +325,14 @@ def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], o
         plain = holds
         holds = lambda job, now: not plain(job, now)  # noqa: E731
     return SearchTerm(kind, operator, values, opposite, holds)
+
+
+def _is_day(value: str) -> bool:
+    """Return whether a text is a day, or has ``*`` for a part of one."""
+    try:
+        return _DAY.fullmatch(value) is not None and ("*" in value or bool(date.fromisoformat(value)))
+    except ValueError:
+        return False
 
 
 def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:

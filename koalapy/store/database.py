@@ -484,19 +484,26 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, A
     insertion.execute(connection, rows)
 
 
-def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]], *, replace: bool = True) -> None:
-    """Insert rows. Replace existing rows with the same keys, or with ``replace=False`` leave them unchanged."""
+def upsert(
+    connection: Connection, table: Table, values: Sequence[dict[str, Any]], *, replace: bool = True, add: bool = False
+) -> None:
+    """Insert rows. Replace existing rows with the same keys, or with ``replace=False`` leave them unchanged.
+
+    With ``add``, add the values to those of existing rows.
+    """
     if not values:
         return
-    connection.execute(_make_upsert(connection.dialect.name, table, tuple(values[0]), replace), list(values))
+    connection.execute(_make_upsert(connection.dialect.name, table, tuple(values[0]), replace, add), list(values))
 
 
 @cache
-def _make_upsert(dialect_name: str, table: Any, names: tuple[str, ...], replace: bool) -> Any:
+def _make_upsert(dialect_name: str, table: Any, names: tuple[str, ...], replace: bool, add: bool) -> Any:
     """Return the statement of ``upsert`` for rows with these columns. To build it takes longer than to execute it."""
     statement = (sqlite if dialect_name == "sqlite" else postgresql).insert(table)
     keys = [column.name for column in table.primary_key]
     changed = {name: statement.excluded[name] for name in names if name not in keys} if replace else {}
+    if add:
+        changed = {name: table.c[name] + value for name, value in changed.items()}
     if changed:
         return statement.on_conflict_do_update(index_elements=keys, set_=changed)
     return statement.on_conflict_do_nothing()

@@ -282,18 +282,9 @@ def add_batch(connection: Connection, batch: Batch) -> None:
             _key_columns(key) | {name: getattr(figures, name) for name in NAMES}
             for key, figures in sorted(days.items())
         ]
-        if rows:
-            connection.execute(_add_statement(connection.dialect.name), rows)
+        upsert(connection, day_table, rows, add=True)
         write_ended(connection, ended_jobs)
     _store_node_counts(connection, batch.clusters, day_of(batch.at))
-
-
-@cache
-def _add_statement(dialect: str) -> Any:
-    """Return the statement that adds figures. Cached, since building it takes longer than executing it."""
-    statement = (sqlite if dialect == "sqlite" else postgresql).insert(day_table)
-    sums = {name: day_table.c[name] + statement.excluded[name] for name in NAMES}
-    return statement.on_conflict_do_update(index_elements=KEYS, set_=sums)
 
 
 def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:

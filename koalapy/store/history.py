@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from math import inf
 from typing import Any
 
 from sqlalchemy import (
@@ -32,7 +31,6 @@ from koalapy.model.history import (
     Key,
     Kind,
     PastComponent,
-    PastComponents,
 )
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, PlannedStart
 from koalapy.model.limits import Charge, NodeUse
@@ -130,10 +128,11 @@ class HistoryStore:
         with self._database.reading() as connection:
             return read_ended_jobs(connection, list(connection.execute(query).scalars()))
 
-    def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
-        """Return the number of users' jobs that ended since a time, by slot of ``slot_s`` seconds and final state."""
+    def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
+        """Return how many users' jobs ended in a time range, by slot of ``slot_s`` seconds and final state."""
         slot, state = cast((_history.ended_at - since) / slot_s, Integer).label("slot"), _history.state
-        query = select(slot, state, func.count().label("jobs")).where(_history.ended_at >= since)
+        query = select(slot, state, func.count().label("jobs"))
+        query = query.where(_history.ended_at >= since, _history.ended_at <= until)
         rows = self._database.rows(query.group_by(slot, state))
         return [(row["slot"], row["state"], row["jobs"]) for row in rows]
 
@@ -151,17 +150,15 @@ class HistoryStore:
         with self._database.reading() as connection:
             return read_page(connection, which, self._max_examined)
 
-    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
+    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
         """Return the components with the most node-seconds since a time, at most ``limit``, in order of their end.
 
         Only the components that ended last are examined, or those of the newest jobs of one cluster.
         """
         values = {"since": since, "cluster": cluster, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
-            rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values).all()
-            after = values | {"examined": self._max_examined - 1}
-            ends = connection.execute(_end_after(on_cluster=bool(cluster)), after).scalar()
-        return PastComponents([PastComponent(*row) for row in rows], -inf if ends is None else ends)
+            rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values)
+            return [PastComponent(*row) for row in rows]
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
         """Return the components of a cluster that ended with an error, of the newest jobs, the last end first.
@@ -214,12 +211,6 @@ def _window(*, on_cluster: bool) -> Select[Any]:
     if on_cluster:
         return query.where(_parts.cluster == bindparam("cluster")).order_by(_parts.job_id.desc())
     return query.where(_parts.ended_at > bindparam("since")).order_by(_parts.ended_at.desc())
-
-
-@cache
-def _end_after(*, on_cluster: bool) -> Select[Any]:
-    """Return the query for the end of the component that follows the ``examined`` ones."""
-    return select(_window(on_cluster=on_cluster).subquery().c.ended_at).limit(1).offset(bindparam("examined"))
 
 
 @cache

@@ -87,8 +87,9 @@ def _bounds_of(connection: Connection, job_filter: JobFilter) -> _Bounds:
         return _Bounds(1, before)  # the tasks of an array are submitted at their turns
     if job_filter.since is not None:
         first = max(first, _first_id_since(connection, job_filter.since))
-    if job_filter.until is not None:
-        end = _first_id_since(connection, job_filter.until)
+    untils = [time_s for time_s in (job_filter.until, job_filter.ended_until) if time_s is not None]
+    if untils:  # a job is submitted before it ends
+        end = _first_id_since(connection, min(untils))
         before = end if before is None else min(before, end)
     return _Bounds(first, before)
 
@@ -124,11 +125,17 @@ def _has_conditions(job_filter: JobFilter) -> bool:
     """Return whether jobs of the only source must still be checked against the filter."""
     is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
     has_times = job_filter.since is not None or job_filter.until is not None
+    has_ends = job_filter.ended_since is not None or job_filter.ended_until is not None
     is_one_field = job_filter.array is None or not (
         has_times or job_filter.states or job_filter.owner or job_filter.name
     )
     has_sizes = job_filter.min_size > 0 or job_filter.max_size is not None
-    return bool(job_filter.cluster or job_filter.texts) or is_bounded_above_only or has_sizes or not is_one_field
+    return (
+        bool(job_filter.cluster or job_filter.texts or has_ends)
+        or is_bounded_above_only
+        or has_sizes
+        or not is_one_field
+    )
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -317,6 +324,10 @@ def _conditions_for(connection: Connection, job_filter: JobFilter) -> list[Colum
         conditions.append(jobs.c.submitted_at >= job_filter.since)
     if job_filter.until is not None:
         conditions.append(jobs.c.submitted_at < job_filter.until)
+    if job_filter.ended_since is not None:
+        conditions.append(jobs.c.ended_at >= job_filter.ended_since)
+    if job_filter.ended_until is not None:
+        conditions.append(jobs.c.ended_at < job_filter.ended_until)
     if job_filter.cluster:
         conditions.append(_has_component(components.c.cluster == job_filter.cluster))
     conditions += [_text_condition(connection, *term) for term in job_filter.texts]

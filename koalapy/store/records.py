@@ -68,6 +68,9 @@ class JobFilter:
     since: float | None = None
     until: float | None = None
     """Only jobs submitted from ``since`` to before ``until``, in seconds since the epoch; None: at any time."""
+    ended_since: float | None = None
+    ended_until: float | None = None
+    """Only jobs that ended from ``ended_since`` to before ``ended_until``; None: at any time, or not."""
     texts: tuple[tuple[str, tuple[str, ...], bool], ...] = ()
     """Terms of a search that all hold: kind, values and negation, as in ``JobSearch.stored_texts``. Jobs that never
     had an attempt may be found whatever their clusters."""

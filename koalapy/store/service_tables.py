@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, RowMapping, delete, func, insert, literal_column, select, update
 
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
-from koalapy.model.history import KEPT_S, LOAD_KEPT_S, LOAD_SLOT_S, LocalLoad, Sample
+from koalapy.model.history import CLUSTER_SLOT_S, SLOTS_KEPT_S, UseSum
 from koalapy.model.job import JobId
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
@@ -93,37 +93,46 @@ class ReservationStore(DatabaseStore):
 
 
 class SampleStore(DatabaseStore):
-    """The samples of the grid's use and of the clusters' local load."""
+    """The sums of samples of the nodes and jobs."""
 
-    def add_sample(self, sample: Sample) -> None:
-        """Store a sample, and delete those that are older by ``KEPT_S``."""
-        with self._database.writing() as connection:
-            connection.execute(delete(tables.samples).where(tables.samples.c.at < sample.at - KEPT_S))
-            upsert(connection, tables.samples, [asdict(sample)])
+    def add(self, samples: Sequence[UseSum], now: float) -> None:
+        """Add the samples of one time to the sums of their slots, and delete old sums.
 
-    def samples(self, since: float) -> list[Sample]:
-        """Return the samples from a time on, oldest first."""
-        query = select(tables.samples).where(tables.samples.c.at >= since).order_by(tables.samples.c.at)
-        return [Sample(**row) for row in self._database.rows(query)]
-
-    def add_local_load(self, loads: Sequence[LocalLoad]) -> None:
-        """Store the load of clusters in one slot, and delete that of slots older by ``LOAD_KEPT_S``."""
-        table, oldest = tables.local_load, max(load.slot for load in loads) - int(LOAD_KEPT_S // LOAD_SLOT_S)
-        with self._database.writing() as connection:
-            connection.execute(delete(table).where(table.c.slot < oldest))
-            upsert(connection, table, [asdict(load) for load in loads])
-
-    def local_load(self, first_slot: int, joined_slots: int) -> list[LocalLoad]:
-        """Return the means over so many slots each, from a slot on, by cluster and time.
-
-        ``slot`` is then the number of such a longer slot.
+        ``samples`` are sums of one sample each, whose ``start`` is ignored.
         """
-        columns = tables.local_load.c
-        slot = (columns.slot // joined_slots).label("slot")
-        means = (func.avg(columns.local).label("local"), func.avg(columns.total).label("total"))
-        query = select(slot, columns.cluster, *means).where(columns.slot >= first_slot)
-        rows = self._database.rows(query.group_by(columns.cluster, slot).order_by(columns.cluster, slot))
-        return [LocalLoad(**row) for row in rows]
+        rows = [
+            asdict(sample) | {"length": length, "start": int(now // length) * length}
+            for length in SLOTS_KEPT_S
+            for sample in samples
+            if length >= CLUSTER_SLOT_S or not sample.cluster
+        ]
+        with self._database.writing() as connection:
+            for length, kept_s in SLOTS_KEPT_S.items():
+                connection.execute(delete(_sums).where(_sums.c.length == length, _sums.c.start < now - kept_s))
+            upsert(connection, _sums, rows, add=True)
+
+    def read(
+        self, length: int, joined: int, since: float, until: float, clusters: Collection[ClusterName]
+    ) -> list[UseSum]:
+        """Return the sums of slots of ``joined`` seconds from those of a stored length, by cluster and time.
+
+        ``clusters``: those to return, ``""`` for all together; empty for each single one.
+        """
+        columns = _sums.c
+        start = (columns.start - columns.start % joined).label("start")
+        sums = [func.sum(columns[name]).label(name) for name in _SUMMED]
+        query = select(columns.cluster, start, *sums).where(
+            columns.length == length,
+            columns.start >= since,
+            columns.start < until,
+            columns.cluster.in_(clusters) if clusters else columns.cluster != "",
+        )
+        rows = self._database.rows(query.group_by(columns.cluster, start).order_by(columns.cluster, start))
+        return [UseSum(**row) for row in rows]
+
+
+_sums = tables.use_sums
+_SUMMED = [column.name for column in _sums.columns if not column.primary_key]
 
 
 class AlertMarkStore(DatabaseStore):

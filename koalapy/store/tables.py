@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from koalapy.model.history import Figures, LocalLoad, Sample
+from koalapy.model.history import Figures, UseSum
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.reservation import ReservationState
@@ -498,25 +498,18 @@ days = Table(
     Column("nodes", Whole(Integer(), bits=32), nullable=False, server_default="0"),
 )
 
-# The use of the grid and the work of the scheduler, once a minute of the last day.
-samples = Table(
-    "samples",
+# The sums of the samples of nodes and jobs, by slots of several lengths: of all clusters, and of each.
+use_sums = Table(
+    "use_sums",
     metadata,
-    Column("at", Float, primary_key=True, autoincrement=False),
-    *(
-        Column(each.name, Integer if each.type is int else Float, nullable=each.type is not int)
-        for each in fields(Sample)
-        if each.name != "at"
-    ),
-)
-
-# The use of each cluster by its local users, by slots of ten minutes of the last week.
-local_load = Table(
-    "local_load",
-    metadata,
-    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("length", Integer, primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("cluster", Plain(100), primary_key=True),
-    *(Column(each.name, Float, nullable=False) for each in fields(LocalLoad) if each.type is float),
+    *(
+        Column(each.name, Integer if each.type is int else Float, nullable=False)
+        for each in fields(UseSum)
+        if each.name not in ("start", "cluster")
+    ),
 )
 
 # Acknowledgements and silences of alerts.

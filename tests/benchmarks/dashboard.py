@@ -33,7 +33,7 @@ from tests.dashboard.browser import PHONE, Visitor, chromium
 LONGEST_PAGE = "/queue?limit=200"
 """The page with the most rows."""
 PAGES = (
-    "/", "/timeline", "/timeline?table=true", "/timeline?span=604800", "/my-jobs",
+    "/", "/timeline", "/timeline?table=true", "/timeline?since=7d", "/?since=30d", "/my-jobs",
     "/queue", LONGEST_PAGE, "/queue?sort=-nodes", "/queue?q=user:alice state:waiting", "/queue?q=state:any",
     "/queue?q=state:failed", "/queue?q=state:succeeded user:alice size>8", "/queue?q=state:over cluster:delft-1",
     "/queue/confirm?action=hold&all=true", "/clusters", "/clusters/delft-1", "/clusters/delft-1/nodes",

@@ -82,6 +82,12 @@ SEARCHES = (
     "cluster:north,south -name:wave*",
     "-policy:worst-fit name:*1",
     "size>1 -user:b*",
+    "ended:1970-01-01 user:ada",
+    "ended:1970-01-0* -ended:1970-01-01",
+    "ended:1970-01-02",
+    "ended>5s",
+    "ended>=8s ended<9s",
+    "-ended>5s",
 )
 
 
@@ -104,7 +110,9 @@ def draw_ended_job(ident: int, draw: random.Random) -> Job:
         for index, name in enumerate(names)
     )
     attempt = Attempt(generation, components, 0.0) if generation else None
-    return Job(ident, spec, 0.0, JobState.FAILED, generation=generation, attempt=attempt, ended_at=2.0)
+    return Job(
+        ident, spec, 0.0, JobState.FAILED, generation=generation, attempt=attempt, ended_at=draw.choice((2.0, 7.0))
+    )
 
 
 @pytest.mark.parametrize("user", ["root", "ada"])

@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 from asyncio import run_coroutine_threadsafe
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import Disk
-from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LocalLoad, Sample
+from koalapy.model.history import USES, UseSum
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.node_requirement import Gpus
@@ -258,41 +259,38 @@ class SceneMaker:
             job = replace(job, state=JobState.HELD, reason="held")
         self._add(replace(job, queue_seq=job.id), (submitted, "submitted", JobState.QUEUED))
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield the use of the grid once a minute up to the present use, with a gap of half an hour."""
-        draw, nodes = Random(3), sum(self.nodes.values())
-        used = sum(component.size for held in self._held().values() for _, component in held)
-        shares, queues = [used / nodes], [float(sum(job.state is JobState.QUEUED for job in self.jobs))]
-        for _ in range(int(HISTORY_S / 60)):
-            shares.append(min(0.85, max(0.05, shares[-1] + draw.uniform(-0.03, 0.03))))
-            queues.append(queues[-1] * draw.uniform(0.97, 1.032))
-        for minute, (ours, queued) in enumerate(zip(shares[:0:-1], queues[:0:-1], strict=True)):
-            local = (1 - ours) * (0.4 + 0.6 * minute / 360)
-            if not 130 < minute < 160:
-                started = int(draw.expovariate(1 / (self.scene.jobs / 360 + 0.5)))
-                yield Sample(
-                    self.now - HISTORY_S + 60.0 * minute,
-                    int(ours * nodes),
-                    int(local * nodes),
-                    int((1 - ours - local) * nodes),
-                    int(queued),
-                    started,
-                    int(started * draw.uniform(0.5, 1.4)),
-                    draw.uniform(1.0, 3.0) + 4 * (200 < minute < 230) if started else None,
-                )
+    def samples(self) -> Iterator[tuple[float, list[UseSum]]]:
+        """Yield times with the use of all clusters and of each: for a week with nights, by the minute in the last six
+        hours up to the present use. There is a gap of half an hour, and clusters without reports for an hour."""
+        draw, used = Random(3), Counter(self._used_nodes())
+        queued = float(sum(job.state is JobState.QUEUED for job in self.jobs))
+        minutes = [*range(-7 * 1440, -360, 60), *range(-360, 1)]
+        for minute in minutes:
+            hour = minute / 60
+            if -230 < minute < -200:
+                continue
+            uses = []
+            for index, (name, nodes) in enumerate(self.nodes.items()):
+                local = int(nodes * max(0.0, 0.35 + 0.3 * sin(index + hour / 3.8)))
+                ours = used[name] if minute == 0 else int((nodes - local) * max(0.0, 0.6 + 0.4 * sin(index + hour / 9)))
+                is_known = not (index % 3 == 1 and -3 < hour < -2) and not (name in self.away and hour > -1.2)
+                is_idle = index % 9 == 8
+                if not is_known:
+                    uses.append(UseSum(0, name, 1, unknown=nodes))
+                elif is_idle and minute:
+                    uses.append(UseSum(0, name, 1, idle=nodes))
+                else:
+                    local = min(local, nodes - ours)
+                    uses.append(UseSum(0, name, 1, ours, local, nodes - ours - local))
+            started = int(draw.expovariate(1 / (self.scene.jobs / 360 + 0.5)))
+            totals = {use: sum(getattr(one, use) for one in uses) for use in USES}
+            jobs = {"queued": int(queued * (1 + 0.4 * sin(hour))), "started": started, "ended": int(started * 0.9)}
+            uses.append(UseSum(0, "", 1, **totals, **jobs, startup=started * draw.uniform(1.0, 3.0)))
+            yield self.now + 60.0 * minute, uses
 
-    def local_load(self) -> Iterator[list[LocalLoad]]:
-        """Yield the local load by slot: for a week, with nights, and without reports of some clusters for an hour."""
-        last = int(self.now // LOAD_SLOT_S)
-        slots = int(LOAD_KEPT_S // LOAD_SLOT_S)
-        for slot in range(last - slots, last + 1):
-            hour = (slot - last) * LOAD_SLOT_S / 3600
-            if slot > last - 144 or slot % 6 == 0:
-                yield [
-                    LocalLoad(slot, name, nodes * max(0.0, 0.35 + 0.3 * sin(index + hour / 3.8)), nodes)
-                    for index, (name, nodes) in enumerate(self.nodes.items())
-                    if not (index % 3 == 1 and -3 < hour < -2) and not (name in self.away and hour > -1.2)
-                ]
+    def _used_nodes(self) -> dict[str, int]:
+        """Return the nodes of running components by cluster."""
+        return {cluster: sum(component.size for _, component in held) for cluster, held in self._held().items()}
 
     def batch(self, epoch: int) -> Batch:
         """Return the transaction that stores all jobs."""
@@ -384,10 +382,8 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
         store = JobStore(Database(open_database(path)))
         store.write(maker.batch(store.epoch))
         samples = SampleStore(store.database)
-        for sample in maker.samples():
-            samples.add_sample(sample)
-        for loads in maker.local_load():
-            samples.add_local_load(loads)
+        for at, uses in maker.samples():
+            samples.add(uses, at)
         store.release_lease()
         store.close()
     # No agent connects: jobs of the clusters that are away must not become unknown while somebody looks.

@@ -90,7 +90,10 @@ def scene_pages(visitor: Visitor) -> dict[str, str]:
         "nodes": f"/clusters/{one['cluster']}/nodes",
         "drain": f"/clusters/{one['cluster']}/drain",
         "link": f"/network/{one['cluster']}/{other['cluster']}",
-        "week": "/timeline?span=604800",
+        "week": "/timeline?since=7d",
+        "overview-week": "/?since=7d",
+        "cluster-week": f"/clusters/{one['cluster']}?since=7d",
+        "compared": f"/history?since=7d&name={one['cluster']}&name={other['cluster']}",
         "cluster": f"/clusters/{one['cluster']}",
         "timeline-table": "/timeline?table=true",
         "audit": "/scheduler/audit",
@@ -134,7 +137,7 @@ def picture_documentation(folder: Path) -> None:
             visitor.close()
         overviews = {"now": {}, "now-dark": {"color_scheme": "dark"}, "now-phone": {"viewport": PHONE}}
         _picture_pages(browser, "sixty", dict.fromkeys(overviews, "/"), folder, overviews)
-        others = {"map": "/network", "timeline": "/timeline?span=21600", "history": "/history"}
+        others = {"map": "/network", "timeline": "/timeline?since=1h", "history": "/history"}
         _picture_pages(browser, "small", others, folder)
 
 

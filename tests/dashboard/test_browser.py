@@ -51,7 +51,7 @@ FIT_PHONE = """() => {
     if (node.matches("button, .button, select, summary, input, .chips a, header a, .tile a")
         && box.height < 39.5 && !node.closest("label:has(input)") && !node.matches(".choose input, .unseen"))
       problems.push(`${Math.round(box.height)} px high: ${name(node)}`);
-    if (node.matches("svg text:not(.nodes *, .distribution *)") && node.textContent && box.height < 9)
+    if (node.matches("svg text:not(.nodes *)") && node.textContent && box.height < 9)
       problems.push(`tiny: ${name(node)}`);
   }
   return [...new Set(problems)].slice(0, 12);

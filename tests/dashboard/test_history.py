@@ -1,5 +1,6 @@
 """The page History: pictures, tables and form."""
 
+import re
 from dataclasses import asdict
 
 import httpx2
@@ -7,7 +8,7 @@ import pytest
 from sqlalchemy import insert
 
 from koalapy.daemon.jobs.history import History
-from koalapy.dashboard.pages.history import MAX_CURVES, pictures_of
+from koalapy.dashboard.pages.history import MAX_CURVES, charts_by_day, largest_names
 from koalapy.model.history import DAY, Figures, Kind, Step
 from koalapy.model.identity import Role
 from koalapy.store.tables import days
@@ -29,13 +30,14 @@ async def test_pictures_show_users_with_most_nodes() -> None:
         connection.execute(insert(days), rows)
     history = History(stores.history, lambda: 103 * DAY, list)
     lines = (await history.read_table(Kind.USER, Step.DAY, history.make_span(None, None))).lines
-    pictures, omitted = pictures_of(lines)
-    assert omitted == 2
-    jobs = next(picture for picture in pictures if picture.figure == "jobs")
+    names = largest_names(lines)[:MAX_CURVES]
+    assert len(largest_names(lines)) == MAX_CURVES + 2
+    charts = charts_by_day(lines, names, Kind.POLICY)
+    jobs = next(chart for chart in charts if chart.title == "Jobs that ended")
     assert [curve.name for curve in jobs.curves] == [f"user{number}" for number in range(2, 10)]
     assert jobs.at == [100 * 86400, 102 * 86400]
     assert [curve.values for curve in jobs.curves][-2:] == [[1, None], [1, 1]]
-    assert {picture.unit for picture in pictures} == {"share", "seconds", "count"}
+    assert {chart.unit for chart in charts} == {"share", "seconds", "count"}
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,14 @@ def grid_with_ended_jobs(grid: EmbeddedGrid) -> EmbeddedGrid:
 def test_history_page_shows_pictures_and_tables(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     visitor = visit()
     page = visitor.open("/history")
-    page.locator("#utilisation canvas").wait_for()
-    assert page.locator(".plot canvas").count() == page.locator("[data-picture]").count() == 7
-    assert page.locator("#jobs .u-legend .u-label").all_inner_texts()[1:] == ["north", "south"]
-    page.locator("#jobs summary").click()
-    assert page.locator("#jobs thead th").all_inner_texts() == ["From", "north", "south"]
+    page.locator("#queue-time canvas").wait_for()
+    assert page.locator(".plot canvas").count() == page.locator("[data-chart]").count() >= 6
+    assert page.locator("#jobs-that-ended .u-legend .u-label").all_inner_texts()[1:] == ["north", "south"]
+    page.locator("#jobs-that-ended summary").click()
+    assert page.locator("#jobs-that-ended thead th").all_inner_texts() == ["From", "north", "south"]
     page.locator("select[name=by]").select_option("user")
     page.get_by_role("button", name="Show").click()
-    page.locator("#jobs canvas").wait_for()
+    page.locator("#jobs-that-ended canvas").wait_for()
     assert "by=user" in page.url
     rows = page.get_by_role("group", name="All figures").locator("tbody tr")
     assert {row.locator("td").nth(1).inner_text() for row in rows.all()} == {"alice", "bob"}
@@ -71,10 +73,10 @@ def test_history_page_shows_pictures_and_tables(visit: Visit, grid_with_ended_jo
 
 def test_history_page_after_update_keeps_pictures(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     page = visit().open("/history")
-    page.locator("#jobs canvas").wait_for()
+    page.locator("#jobs-that-ended canvas").wait_for()
     page.evaluate("htmx.ajax('GET', '/history', {target: '#main', swap: 'innerMorph', select: '#main > *'})")
-    page.locator(".plot canvas").nth(6).wait_for()
-    assert page.locator(".plot canvas").count() == 7
+    page.locator(".plot canvas").nth(5).wait_for()
+    assert page.locator(".plot canvas").count() == page.locator("[data-chart]").count()
 
 
 def test_history_page_without_scripts_is_readable(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
@@ -107,3 +109,29 @@ def test_history_page_of_user_hides_others(grid_with_ended_jobs: EmbeddedGrid) -
         assert "bob" in page.text
         assert "alice" not in page.text
         assert bob.get("/history", params={"by": "user", "name": "alice"}).status_code == 403
+
+
+def test_history_page_compares_two_users_by_the_hour(grid_with_ended_jobs: EmbeddedGrid) -> None:
+    query = {"by": "user", "since": "2h", "name": ["alice", "bob"]}
+    view = grid_with_ended_jobs.http.get("/history.json", params=query).raise_for_status().json()
+    used = view["charts"][0]
+    assert (used["title"], used["length"], len(used["at"])) == ("Nodes used", 3600.0, 2)
+    assert [curve["name"] for curve in used["curves"]] == ["alice", "bob"]
+    assert all(sum(curve["values"]) > 0 for curve in used["curves"])
+    assert {line["name"] for line in view["table"]["lines"]} == {"alice", "bob"}
+
+
+def test_drag_over_chart_or_timeline_shows_selected_time(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
+    visitor = visit()
+    for path, drawn in (("/history?by=user&since=7d", "#nodes-used .u-over"), ("/timeline", "svg.timeline")):
+        page = visitor.open(path)
+        box = page.locator(drawn).bounding_box()
+        assert box is not None
+        x, y = box["x"], box["y"] + box["height"] / 2
+        page.mouse.move(x + 0.4 * box["width"], y)
+        page.mouse.down()
+        page.mouse.move(x + 0.6 * box["width"], y, steps=5)
+        page.mouse.up()
+        page.wait_for_url(re.compile(r"since=20\d\d-.*until=20\d\d-"))
+        assert page.locator("nav[aria-label=Time] details[open]").count() == 1
+    assert visitor.complaints == []

@@ -19,7 +19,7 @@ from koalapy.dashboard.timeline import (
     draw_timeline,
     pack,
 )
-from koalapy.model.history import LoadPeriod, PastComponent
+from koalapy.model.history import PastComponent, UseSum
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -108,8 +108,9 @@ def test_hostile_texts_inject_no_element(text: str) -> None:
         0.0,
         9.0,
         6.0,
-        [TimelineLane(text, 4, [bar], text, [LoadPeriod(0.0, 6.0, 0.5)])],
+        [TimelineLane(text, 4, [bar], text, [UseSum(0, text, 2, local=4, idle=4)])],
         [ExpectedStart(8, 2, 6.5, 7.0, 8.0)],
+        slot_s=6,
     )
     root = check(str(draw_timeline(shown)))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
@@ -125,8 +126,9 @@ def test_timeline_keeps_bars_in_their_lane(drawn: list[tuple[float, float, int]]
     assert sorted(bar.job for bar, _ in placed) == list(range(len(bars)))
     for bar, offset in placed:
         assert 0 <= offset <= max(0, nodes - bar.size)
-    load = [LoadPeriod(0.0, 900.0, 0.5)] if bars else []
-    picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [TimelineLane("north", nodes, bars, "north", load)])))
+    uses = [UseSum(0, "north", 1, local=1, idle=1)] if bars else []
+    lane = TimelineLane("north", nodes, bars, "north", uses)
+    picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [lane], slot_s=900)))
     if not bars:
         assert picture == ""
         return

@@ -43,7 +43,7 @@ def test_link_page_measures_link_and_shows_result(visit: Visit, grid: EmbeddedGr
     page.get_by_role("button", name="Measure it now").click()
     page.locator("section[aria-label=History] tbody tr").first.wait_for()
     assert "pingpong" in page.locator("section[aria-label=History] tbody tr").first.inner_text()
-    page.locator("section[aria-label=Bandwidth] svg.small-chart").wait_for()
+    page.locator("section[aria-label=Bandwidth] .plot canvas").wait_for()
     cell = visitor.open("/network").locator("#from-north td").nth(1)
     assert re.search(r"MB/s[\s\S]*ms", cell.inner_text())
     assert re.search(r"\bstep[1-5]\b", cell.get_attribute("class") or "")

@@ -58,10 +58,9 @@ def test_cluster_page_update_keeps_typed_text(visit: Visit, grid: EmbeddedGrid) 
     field = page.get_by_label("Reason to drain south")
     field.fill("half a sen")
     field.blur()
-    job = grid.submit(
-        {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *(gate := grid.make_gate()).hold
-    )
-    page.locator("#timeline").get_by_label(f"job {job}, 1 nodes on south").wait_for()
+    gate = grid.make_gate()
+    grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *gate.hold)
+    page.locator("section[aria-label=Nodes] svg.use-bar rect.running[width='25.0']").wait_for(state="attached")
     assert field.input_value() == "half a sen"
     gate.open()
 

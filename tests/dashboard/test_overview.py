@@ -1,5 +1,6 @@
 """The overview of grids of several sizes: groups of alerts, charts, order of tiles, acknowledgements."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,22 +11,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from koalapy.daemon.jobs.job_records import JobRecord
-from koalapy.daemon.observability.figures import LOAD_PERIODS, Samples
-from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
+from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
+from koalapy.dashboard.charts import render_chart, use_chart
+from koalapy.dashboard.pages.timeline import join_sites
 from koalapy.dashboard.rows import job_row
+from koalapy.dashboard.time_range import parse_range
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.cluster import Drain
-from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
+from koalapy.model.errors import UsageError
+from koalapy.model.history import DAY, UseSum, UseSums
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState, PlannedStart
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.reports import ClusterReport
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.clusters import NodeUse
 from koalapy.store.database import Database
 from koalapy.store.service_tables import SampleStore
+from koalapy.store.tables import use_sums
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
@@ -51,18 +56,26 @@ def test_alerts_with_one_cause_are_one_group(scene: ServedDaemon) -> None:
 
 
 def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
-    view = scene.http.get("/now.json").json()
+    view = scene.http.get("/now.json?since=7h").json()
     jobs = scene.http.get("/api/v1/jobs", params={"state": ["succeeded", "failed", "cancelled"], "limit": 500}).json()[
         "jobs"
     ]
     ends = Counter(job["state"] for job in jobs)
     assert sum(ends.values()) > 20
-    for state in ("succeeded", "failed", "cancelled"):
-        assert sum(slot["means"][state] for slot in view["hours"]) == ends[state]
-    last_hour = [slot["means"] for slot in view["hours"][:2]]
-    assert view["outcomes"]["ended"] == sum(s["succeeded"] + s["failed"] + s["cancelled"] for s in last_hour)
-    assert view["outcomes"]["failed"] == sum(slot["failed"] for slot in last_hour)
-    assert view["outcomes"]["usual"] == 100 * ends["failed"] / sum(ends.values())
+    for charts in (view["charts"].values(), view["hours"]):
+        (outcomes,) = [chart for chart in charts if chart["title"] == "Ended jobs"]
+        assert {curve["name"]: sum(curve["values"]) for curve in outcomes["curves"]} == {
+            state: ends[state] for state in ("succeeded", "failed", "cancelled")
+        }
+    assert view["outcomes"] == {
+        "ended": len(jobs),
+        "failed": ends["failed"],
+        "share": 100 * ends["failed"] / len(jobs),
+        "usual": 0.0,
+    }
+    early = scene.http.get("/now.json?since=6h&until=3h").json()["outcomes"]
+    late = scene.http.get("/now.json?since=3h").json()["outcomes"]
+    assert late["usual"] == pytest.approx(early["share"], abs=5)
 
 
 @pytest.mark.parametrize(
@@ -174,78 +187,145 @@ def test_user_cannot_acknowledge_and_sees_no_forms(scene: ServedDaemon) -> None:
     assert answer.status_code == 403
 
 
-def test_charts_average_samples_and_leave_gaps() -> None:
-    samples = [Sample(at, 4, 2, 2, 10, 1, 3, 2.0) for at in (1.0, 5.0)]
-    samples += [Sample(25.0, 8, 0, 0, 0, 3, 0, 4.0), Sample(26.0, 0, 8, 0, 0, 0, 0, None)]
-    slots = make_slots(samples, until=40.0, period=40.0, count=4)
-    assert [(slot.means.get("ours"), slot.means.get("startup")) for slot in slots] == [
-        (4.0, 2.0),
-        (None, None),
-        (4.0, 4.0),
-        (None, None),
-    ]
-    assert line_chart(slots, ("queued",), "queue").count("<polyline") == 2
-    assert stacked_chart(slots, ("ours", "local"), "<nodes>").count("<polygon") == 4
-    assert "&lt;nodes&gt;" in stacked_chart(slots, ("ours",), "<nodes>")
-    assert describe_range(slots, "queued", "{:.0f}".format) == "0 to 10"
-    assert not line_chart([Slot(0.0, {})], ("queued",), "queue")
-    assert not stacked_chart([], ("ours",), "nodes")
-
-
 @dataclass
 class FakeCluster:
-    """A cluster with a current report, or without."""
+    """A cluster with a use of its nodes."""
 
     name: str
-    last_report: ClusterReport
-    is_current: bool = True
-
-    def known_at(self, now: float) -> float:
-        return now if self.is_current else now - 1
+    node_use: NodeUse
 
 
-async def test_local_load_has_gap_while_agent_is_away(tmp_path: Path) -> None:
-    north, south, now = (
-        FakeCluster("north", ClusterReport(8, 6, 2)),
-        FakeCluster("south", ClusterReport(6, 0, 9)),
-        [600 * 4800.0],
-    )
-    grid = SimpleNamespace(clusters=lambda: [north, south], used=0)
-    for cluster in grid.clusters():
-        cluster.node_use = NodeUse()
-    engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=0, subscribe=lambda _: None)
-    store = SampleStore(Database(open_database(tmp_path / "koala.db")))
-    samples = Samples(engine, store, lambda: now[0])
-    for minute in range(60):
-        south.is_current = not 20 <= minute < 40
-        north.last_report = ClusterReport(8, 4, 4 if minute >= 50 else 2)
-        await samples.take()
-        now[0] += 60.0
-    loads = await samples.read_local_load(3600.0)
-    start = now[0] - 3600.0
-    assert loads["north"] == tuple(
-        LoadPeriod(start + 600 * slot, start + 600 * slot + 600, 0.25 if slot < 5 else 0.5) for slot in range(6)
-    )
-    assert [(period.start - start, period.share) for period in loads["south"]] == [
-        (0.0, 1.0), (600.0, 1.0), (2400.0, 1.0), (3000.0, 1.0),
-    ]  # fmt: skip
-    again = await Samples(engine, store, lambda: now[0]).read_local_load(3600.0)
-    assert again["north"] == loads["north"][:5], "after a restart, the slot that had not ended is missing"
-    for _ in range(int(LOAD_KEPT_S // LOAD_SLOT_S) + 3):
-        now[0] += LOAD_SLOT_S
-        await samples.take()
-    assert len(store.local_load(0, 1)) == 2 * (LOAD_KEPT_S // LOAD_SLOT_S + 1)
-    weeks = await samples.read_local_load(4 * LOAD_KEPT_S)
-    assert 8 < len(weeks["south"]) <= LOAD_PERIODS + 2
+class Sampling:
+    """Samples of two clusters, taken once a minute, with a database that outlives them."""
+
+    def __init__(self, folder: Path, now: float) -> None:
+        self.now, self.north, self.south = now, FakeCluster("north", NodeUse()), FakeCluster("south", NodeUse())
+        self.database = Database(open_database(folder / "koala.db"))
+        self.store = SampleStore(self.database)
+        self.start()
+
+    def start(self) -> None:
+        """Start anew, as after a restart of the daemon."""
+        grid = SimpleNamespace(clusters=lambda: [self.north, self.south])
+        engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=3, subscribe=lambda _: None)
+        self.samples = Samples(engine, self.store, lambda: self.now)
+
+    async def take(self, minutes: int, north: NodeUse, south: NodeUse) -> None:
+        self.north.node_use, self.south.node_use = north, south
+        for _ in range(minutes):
+            await self.samples.take()
+            self.now += 60.0
+
+    async def read(self, seconds: float, *clusters: str) -> UseSums:
+        return await self.samples.read(self.now - seconds, self.now, clusters)
 
 
-def test_timeline_draws_load_with_gaps() -> None:
-    load = (LoadPeriod(0.0, 600.0, 0.25), LoadPeriod(600.0, 1200.0, 0.5), LoadPeriod(1800.0, 2400.0, 1.0))
-    bar = TimelineBar(7, 1, [Phase("running", 0.0, 600.0)])
-    picture = draw_timeline(Timeline(300.0, 2600.0, 2400.0, [TimelineLane("<north>", 4, [bar], load=load)]))
-    assert 'd="M0 0V25H10V50H20V0ZM30 0V100H40V0Z"' in picture
-    assert 'viewBox="5.00 0 35.00 100"' in picture, "the picture begins within the first period"
-    assert "local users on &lt;north&gt;: 25 to 100 %, last known 100 %" in picture
+HOUR = 3600 * 500_000
+
+
+async def test_sums_of_hour_with_restart_and_unknown_cluster_are_means_of_samples(tmp_path: Path) -> None:
+    sampling = Sampling(tmp_path, float(HOUR))
+    await sampling.take(30, NodeUse(idle=2, used=6), NodeUse(local=4))
+    sampling.start()
+    await sampling.take(15, NodeUse(idle=8), NodeUse(unknown=4))
+    sums = await sampling.read(3600.0, "", "north", "south")
+    assert (sums.length, sums.starts[-1]) == (600, HOUR + 2400)
+    assert sums.means("ours", "north")[-5:] == [6.0, 6.0, 6.0, 0.0, 0.0]
+    assert sums.means("unknown", "south")[-5:] == [0.0, 0.0, 0.0, 4.0, 4.0]
+    day = await sampling.read(31 * DAY - 3600, "north", "")
+    (hour,) = day.by_cluster["north"].values()
+    assert (hour.samples, hour.ours, hour.idle) == (45, 180, 180)
+    assert {one.queued for one in day.by_cluster[""].values()} == {135}
+
+
+async def test_sums_after_clock_jumps_back_are_still_means(tmp_path: Path) -> None:
+    sampling = Sampling(tmp_path, float(HOUR))
+    await sampling.take(60, NodeUse(used=8), NodeUse())
+    sampling.now = float(HOUR)
+    await sampling.take(60, NodeUse(idle=8), NodeUse())
+    sums = await sampling.read(3600.0, "north")
+    assert set(sums.means("ours", "north")) == {4.0}
+    assert "south" not in sums.by_cluster, "a cluster that never reported"
+
+
+async def test_sums_are_kept_a_month_and_bounded(tmp_path: Path) -> None:
+    sampling = Sampling(tmp_path, float(HOUR))
+    for _ in range(33 * 24):
+        await sampling.take(1, NodeUse(used=1), NodeUse(local=1))
+        sampling.now += 3540.0
+    with sampling.database.reading() as connection:
+        counts = dict(connection.execute(select(use_sums.c.length, func.count()).group_by(use_sums.c.length)).all())
+    assert counts == {60: 25, 600: 3 * 49, 3600: 3 * (31 * 24 + 1)}
+    month = await sampling.read(30 * DAY, "north")
+    assert None not in month.means("ours", "north")[1:-1]
+    assert len(month.starts) <= MAX_SLOTS + 1
+
+
+def test_chart_of_uses_has_marks_and_no_uses_without_nodes() -> None:
+    sums = UseSums(60, [0, 60], {"north": {60: UseSum(60, "north", 2, ours=3, local=4)}})
+    chart = use_chart("Nodes", sums, "north", [(30.0, "drained by <ada>")])
+    assert {curve.name: curve.values for curve in chart.curves} == {
+        "jobs": [None, 1.5],
+        "local users": [None, 2.0],
+        "idle": [None, 0.0],
+    }
+    assert json.loads(render_chart(chart))["marks"] == [[30.0, "drained by <ada>"]]
+    assert "<" not in render_chart(chart)
+
+
+def test_time_range_is_parsed_from_address() -> None:
+    now = 1_795_996_800.0
+    assert (parse_range("", "", now).name, parse_range("7d", "now", now).name) == ("6h", "7d")
+    chosen = parse_range("2026-11-28", "2026-11-29T12:00", now)
+    assert (chosen.name, chosen.seconds) == ("", 1.5 * DAY)
+    for since, until in (("2026-11-29", "2026-11-28"), ("now", ""), ("x", ""), ("1h", "2h"), ("30s", "")):
+        with pytest.raises(UsageError):
+            parse_range(since, until, now)
+
+
+def test_pages_with_time_have_the_same_ranges(scene: ServedDaemon) -> None:
+    for path in ("/", "/timeline", "/history", "/clusters/delft-1"):
+        page = scene.http.get(path, headers={"Accept": "text/html"}).text
+        links = re.findall(r'since=(\w+)["&]', page[page.index('aria-label="Time"') :])
+        assert links[:5] == ["1h", "6h", "24h", "7d", "30d"], path
+        for query in ("since=7d", "since=2026-01-01&until=2026-01-02T03:04:05Z"):
+            assert scene.http.get(f"{path}?{query}").status_code == 200
+        assert scene.http.get(f"{path}?since=yesteryear").status_code == 422
+
+
+def test_timeline_has_bars_in_an_hour_and_sums_beyond(scene: ServedDaemon) -> None:
+    hour, week = (scene.http.get(f"/timeline.json?since={since}").json() for since in ("1h", "7d"))
+    assert any(lane["bars"] for lane in hour["timeline"]["lanes"])
+    assert not any(lane["bars"] for lane in week["timeline"]["lanes"])
+    assert {lane["label"] for lane in week["timeline"]["lanes"]}.isdisjoint(week["idle"])
+    assert all(lane["uses"] for lane in week["timeline"]["lanes"])
+    one = scene.http.get("/timeline.json?since=7d&cluster=delft").json()
+    assert [lane["label"] for lane in one["timeline"]["lanes"]] == ["delft-1"]
+    assert scene.http.get("/timeline.json?cluster=atlantis").status_code == 404
+
+
+def test_timeline_draws_uses_with_gaps() -> None:
+    uses = [
+        UseSum(start, "", 1, ours=1, local=local, idle=4 - 1 - local) for start, local in ((0, 1), (600, 2), (1800, 3))
+    ]
+    lane = TimelineLane("<north>", 4, [], uses=uses)
+    picture = draw_timeline(Timeline(300.0, 2600.0, 2400.0, [lane], slot_s=600, with_bars=False))
+    assert '<path class="local" d="M0 0V25H10V50H20V0ZM30 0V75H40V0Z"/>' in picture
+    assert '<path class="ours" d="M0 100V75H10V75H20V100ZM30 100V75H40V100Z"/>' in picture
+    assert 'viewBox="5.00 0 35.00 100"' in picture, "the picture begins within the first slot"
+    assert "&lt;north&gt;, mean: jobs 25 %, local users 50 %, idle 25 %" in picture
+    assert 'class="ours"' not in draw_timeline(Timeline(300.0, 2600.0, 2400.0, [lane], slot_s=600))
+
+
+def test_many_clusters_are_joined_to_sites() -> None:
+    lanes = [
+        TimelineLane(name, 4, [], uses=[UseSum(0, name, 2, ours=2, idle=6)]) for name in ("delft-1", "delft-2", "hague")
+    ]
+    sites = join_sites(lanes)
+    assert [(lane.label, lane.nodes, lane.uses[0].ours, lane.page) for lane in sites] == [
+        ("delft", 8, 4, "/timeline?cluster=delft"),
+        ("hague", 4, 2, "/timeline?cluster=hague"),
+    ]
 
 
 def test_overview_estimates_start_of_job_of_given_size(scene: ServedDaemon) -> None:
@@ -262,12 +342,7 @@ def test_users_have_node_hours_and_shares_of_day_and_month(scene: ServedDaemon) 
         assert sum(user[f"{span}_share"] for user in users) == pytest.approx(100)
 
 
-def test_drains_are_marked_on_charts_and_timeline() -> None:
-    slots = [Slot(60.0 * number, {"ours": 1.0}) for number in range(4)]
-    chart = stacked_chart(slots, ["ours"], "nodes", [(120.0, "north drained by ada: <disks>"), (500.0, "later")])
-    assert re.findall(r'class="event" d="M([0-9.]+) .*?<title>(.*?)</title>', chart) == [
-        ("120.0", "north drained by ada: &lt;disks&gt;")
-    ]
+def test_drains_are_marked_on_timeline() -> None:
     drains = [Drain(100.0, "ada", "disks"), Drain(0.0, "ada", "switch", begins_at=900.0, ends_at=950.0)]
     bars = [TimelineBar(7, 2, [Phase("running", 10.0, 50.0)])]
     picture = draw_timeline(Timeline(0.0, 200.0, 150.0, [TimelineLane("north", 4, bars, drains=drains)]))

@@ -33,7 +33,13 @@ JOBS = [
         restarts=2,
         attempt=Attempt(1, (Component(0, "east", 2),), NOW - 5),
     ),
-    Job(4, JobSpec(FlexibleRequest(2), ("wave",), owner="carol", name="[x]"), NOW - 10, JobState.FAILED),
+    Job(
+        4,
+        JobSpec(FlexibleRequest(2), ("wave",), owner="carol", name="[x]"),
+        NOW - 95_000,
+        JobState.FAILED,
+        ended_at=NOW - 90_000,
+    ),
 ]
 
 
@@ -55,6 +61,13 @@ def matching_ids(text: str, *, include_private: bool = True) -> list[int]:
         ("size:2", [3]),
         ("age>1h", [1]),
         ("age<90s", [2, 3]),
+        ("ended>1d", [4]),
+        ("ended<1d", []),
+        ("ended>1d state:waiting,failed", [4]),
+        ("-ended>1d", [1, 2, 3]),
+        ("ended:1970-01-01", [4]),
+        ("ended:2000-01-01,1970-01-*", [4]),
+        ("ended:2000-01-01", []),
         ("cluster:north", [2]),
         ("cluster:east", [3]),
         ("priority:HIGH", [2]),
@@ -97,6 +110,9 @@ def test_search_finds_matching_jobs(text: str, ids: list[int]) -> None:
         ("size>big", "big in size>big is not a number", "size>32"),
         ("size>1h", "1h in size>1h is not a number", "give a number"),
         ("age>1y", "1y in age>1y is not a number", "2h, 1d"),
+        ("ended:2026-02-30", "2026-02-30 in ended:2026-02-30 is not a day", "ended>2d"),
+        ("ended:today", "is not a day", "ended:2026-11-24"),
+        ("ended>2026-11-24", "is not a number", "ended>2d"),
         ("user>alice", "user cannot be compared with >", "user:alice"),
         ("size>1,2", "size is compared with 1, 2", "compare it with one"),
         ("user:", "user: has no value", "user:alice"),

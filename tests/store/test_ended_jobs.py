@@ -5,19 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
-from math import inf
 
 import pytest
 
-from koalapy.model.history import (
-    EndedJob,
-    HistoryFilter,
-    HistoryPage,
-    HistoryPosition,
-    HistorySort,
-    HistorySums,
-    PastComponents,
-)
+from koalapy.model.history import EndedJob, HistoryFilter, HistoryPage, HistoryPosition, HistorySort, HistorySums
 from koalapy.model.job import FINAL_STATES, Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
@@ -236,7 +227,7 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
     jobs = [make_job(1, 9, "north", ended=START - 50), make_job(2, 2, "north", "south"), make_job(3, 1, "west")]
     write_jobs(stores, [*jobs, make_job(4, 3, "north", ended=START + 1)])
     history = stores.history
-    found = history.ended_components(START - 5, 10).components
+    found = history.ended_components(START - 5, 10)
     assert [(one.job, one.cluster, one.is_shared) for one in found] == [
         (2, "north", True),
         (2, "south", True),
@@ -252,12 +243,11 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
         START,
         "lost",
     )
-    assert [one.job for one in history.ended_components(START - 5, 1).components] == [4]
-    assert [one.job for one in history.ended_components(START - 60, 1).components] == [1]
-    assert [one.job for one in history.ended_components(0.0, 10, "north").components] == [1, 2, 4]
-    assert history.ended_components(0.0, 10, "nowhere") == PastComponents([], -inf)
+    assert [one.job for one in history.ended_components(START - 5, 1)] == [4]
+    assert [one.job for one in history.ended_components(START - 60, 1)] == [1]
+    assert [one.job for one in history.ended_components(0.0, 10, "north")] == [1, 2, 4]
+    assert history.ended_components(0.0, 10, "nowhere") == []
     bounded = HistoryStore(stores.jobs.database, max_examined=2)
-    assert bounded.ended_components(0.0, 10).complete_since == START
-    assert len(bounded.ended_components(0.0, 10).components) == 2
+    assert len(bounded.ended_components(0.0, 10)) == 2
     assert [(one.job, one.error) for one in history.failed_components("north", 2)] == [(4, "lost"), (2, "lost")]
     assert history.failed_components("far", 2) == []

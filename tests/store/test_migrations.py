@@ -21,7 +21,7 @@ from koalapy.store.opening import alembic_config, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch
 from koalapy.store.sql import spec_to_json
-from koalapy.store.tables import jobs, metadata
+from koalapy.store.tables import jobs, metadata, use_sums
 from tests.databases import migrate
 
 REVISIONS = Path(__file__).parent / "revisions"
@@ -132,3 +132,17 @@ def test_migrate_of_unknown_revision_is_rejected(tmp_path: Path) -> None:
         migrate(engine)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("select version_num from alembic_version").scalar() == "9999_other"
+
+
+def test_migration_of_samples_keeps_sums_of_all_clusters(url: str) -> None:
+    engine = make_engine(url)
+    fill_database(engine, "0009_skipped_jobs")
+    migrate(engine)
+    query = select(use_sums.c["length", "start", "samples", "ours", "queued", "started", "startup"])
+    with engine.connect() as connection:
+        rows = connection.execute(query.where(use_sums.c.cluster == "").order_by("length")).all()
+    assert [tuple(row) for row in rows] == [
+        (60, 600, 2, 12, 4, 2, 3.0),
+        (600, 600, 2, 12, 4, 2, 3.0),
+        (3600, 0, 2, 12, 4, 2, 3.0),
+    ]

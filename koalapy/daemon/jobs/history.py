@@ -5,10 +5,11 @@ remain when the jobs are removed.
 """
 
 import asyncio
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from math import ceil
 from typing import Any
 
 from koalapy import __version__
@@ -26,7 +27,6 @@ from koalapy.model.history import (
     Key,
     Kind,
     PastComponent,
-    PastComponents,
     Step,
     count_running_jobs,
     day_of,
@@ -161,14 +161,19 @@ class History:
         """Return a page of ended jobs of users."""
         return await query(self._store.ended_page, which)
 
-    async def count_outcomes(self, since: float, slot_s: float) -> list[tuple[int, str, int]]:
+    async def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return the number of ended jobs by slot and final state; see ``HistoryStore.count_outcomes``."""
-        return await query(self._store.count_outcomes, since, slot_s)
+        return await query(self._store.count_outcomes, since, until, slot_s)
 
-    async def read_node_hours(self, seconds: float) -> Counter[str]:
+    async def read_node_hours(self, seconds: float) -> dict[str, float]:
         """Return the node-hours of each user in the last seconds, with those of active jobs."""
         now = self._clock()
-        since, hours = now - seconds, Counter[str]()
+        used = await self.read_node_seconds(now - seconds, now, seconds)
+        return {user: node_seconds[0] / 3600 for user, node_seconds in used.items()}
+
+    async def read_node_seconds(self, since: float, until: float, slot_s: float) -> dict[str, list[float]]:
+        """Return the node-seconds of each user in each slot of a time range, with those of active jobs."""
+        now, slots = self._clock(), ceil((until - since) / slot_s - 1e-6)
         active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
         uses = [
             NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
@@ -176,11 +181,22 @@ class History:
             for one in (job.attempt.components if job.attempt else ())
             if one.claimed_at is not None
         ]
-        for use in [*await query(self._store.node_use, since), *uses]:
-            hours[use.owner] += use.nodes * max(0.0, use.end - max(use.start, since)) / 3600  # type: ignore[assignment]
-        return hours
 
-    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
+        def sum_up(ended: Sequence[NodeUse]) -> dict[str, list[float]]:
+            sums: dict[str, list[float]] = {}
+            for use in (*ended, *uses):
+                start, end = max(use.start, since), min(use.end, until)
+                if start >= end:
+                    continue
+                of_user = sums.setdefault(use.owner, [0.0] * slots)
+                for slot in range(int((start - since) / slot_s), min(slots, ceil((end - since) / slot_s))):
+                    begin = since + slot * slot_s
+                    of_user[slot] += use.nodes * max(0.0, min(end, begin + slot_s) - max(start, begin))
+            return sums
+
+        return await asyncio.to_thread(sum_up, await query(self._store.node_use, since))
+
+    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
         return await query(self._store.ended_components, since, limit, cluster)
 

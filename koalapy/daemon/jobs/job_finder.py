@@ -109,6 +109,7 @@ class JobFinder:
         owner = search.single_value("user") or (
             caller.user if is_private and not caller.has_role(Role.OPERATOR) else ""
         )
+        ended_since, ended_until = search.end_range(self._clock())
         job_filter = JobFilter(
             tuple(sorted(states)),
             owner,
@@ -126,6 +127,8 @@ class JobFinder:
             ids=search.ids,
             first=first,
             array=search.array,
+            ended_since=ended_since,
+            ended_until=ended_until,
             texts=search.stored_texts,
         )
         jobs: list[Job] = []

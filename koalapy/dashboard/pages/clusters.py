@@ -12,11 +12,12 @@ from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
+from koalapy.dashboard.charts import Chart, use_chart
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
-from koalapy.dashboard.pages.timeline import active_components, drains_of, make_bars
+from koalapy.dashboard.pages.timeline import drains_of
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
@@ -30,7 +31,7 @@ from koalapy.dashboard.rows import (
     sum_counts,
 )
 from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value, Words, matches_text, show_rows
-from koalapy.dashboard.timeline import Timeline, TimelineLane
+from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.history import PastComponent
@@ -40,12 +41,8 @@ from koalapy.model.reports import LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.queries import Queries
 
 MAX_NODES_SHOWN = 24
-TIMELINE_S = 6 * 3600.0
-"""Span of the timeline of a cluster's page."""
-MAX_BARS = 200
 MAX_ERRORS = 20
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
@@ -106,8 +103,9 @@ class ClusterPage:
     """Groups of equal nodes, those that are down before others; a page of their own has all nodes."""
     node_table: TableView
     known_nodes: KnownNodes
-    timeline: Timeline
-    """The last hours."""
+    range: TimeRange
+    uses: Chart
+    """Its nodes by use."""
     errors: Sequence[PastComponent]
     """The last components that ended early, the newest first; only operators see why, which may be a user's data."""
     profile: ClusterProfile
@@ -143,22 +141,6 @@ def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
         calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="")
         for calls in cluster.last_report.calls
     ]
-
-
-async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Queries, now: float) -> Timeline:
-    """Return the components and the local load of a cluster in the last hours."""
-    ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, cluster.name)
-    held = {match[0].id: match[0] for token in cluster.nodes.live if (match := queries.find(token)) is not None}
-    active = [one for one in active_components(held.values()) if one.cluster == cluster.name]
-    bars = make_bars([*ended.components, *active], now)[cluster.name]
-    load = (await services.samples.read_local_load(TIMELINE_S)).get(cluster.name, ())
-    return Timeline(
-        now - TIMELINE_S,
-        now + 0.02 * TIMELINE_S,
-        now,
-        [TimelineLane(cluster.name, max(1, cluster.last_report.total), bars, load=load, drains=drains_of(cluster))],
-        complete_since=max(0.0, ended.complete_since),
-    )
 
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -211,18 +193,23 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
-    async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
+    async def cluster(
+        name: Name, caller: Caller, changes_before: Before = 0, since: Since = "", until: Until = ""
+    ) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, now = services.jobs.get_cluster(name), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
-        timeline = await _read_timeline(services, status, queries, now)
+        time_range = parse_range(since, until, now)
+        sums = await services.samples.read(time_range.start, time_range.end, (name,))
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
         nodes_path = f"{cluster_path(name)}/nodes"
         nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), nodes_path)
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
+        marks = [(drain.since, f"drained {drain.author}") for drain in drains_of(status)]
+        marks += [(group.alert.since, group.alert.summary) for group in groups]
         return ClusterPage(
             lane=cluster_row(status, record, survey, now),
             homes=survey.site_use(name),
@@ -244,7 +231,8 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             nodes=nodes,
             node_table=node_table,
             known_nodes=replace(known, nodes=()),
-            timeline=timeline,
+            range=time_range,
+            uses=use_chart("Nodes by use", sums, name, marks),
             errors=[one if is_operator else replace(one, error="") for one in failed],
             profile=status.profile,
             speed=status.speed,

@@ -1,88 +1,111 @@
-"""The page History: use of clusters and waiting times by day."""
+"""The page History: use of nodes by the hour, and figures of ended jobs by day."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import Annotated
+
+from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.history import First, Last, Named, Steps, visible_to
+from koalapy.api.fields import Name
+from koalapy.api.history import Steps, visible_to
 from koalapy.daemon.jobs.history import History, UsageLine, UsageTable
+from koalapy.daemon.observability.figures import MAX_SLOTS
+from koalapy.daemon.services import Services
+from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.model.history import Kind, Step
+from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
+from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums, day_of
 
-FIGURES = {
-    "utilisation": "Nodes used",
-    "queue_time": "Queue time",
-    "response_time": "Response time",
-    "slowdown": "Slowdown",
-    "success": "Success",
-    "coallocated": "Co-allocated",
-    "jobs": "Jobs that ended",
+FIGURES: dict[str, tuple[str, Unit]] = {
+    "utilisation": ("Nodes used", "share"),
+    "queue_time": ("Queue time", "seconds"),
+    "response_time": ("Response time", "seconds"),
+    "slowdown": ("Slowdown", "count"),
+    "success": ("Success", "share"),
+    "coallocated": ("Co-allocated", "share"),
+    "jobs": ("Jobs that ended", "count"),
 }
-"""The charts: attributes of ``UsageLine`` and their titles."""
-SHARES = frozenset({"utilisation", "success", "coallocated"})
-TIMES = frozenset({"queue_time", "response_time"})
+"""The charts by day: attributes of ``UsageLine`` with their titles and units."""
 MAX_CURVES = 8
 """Maximum number of curves in a chart: those with the most node-seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A figure of one cluster, user, policy, priority or site over the days; None for days without a value."""
-
-    name: str
-    values: Sequence[float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """The chart of a figure; ``at`` are the beginnings of the days in seconds since the epoch."""
-
-    figure: str
-    title: str
-    unit: str
-    """``share``, ``seconds`` or ``count``."""
-    at: Sequence[int]
-    days: Sequence[date]
-    curves: Sequence[Curve]
+MEASURED = (Kind.GRID, Kind.CLUSTER, Kind.USER)
+"""The kinds with charts by the hour, in place of the nodes used by day."""
+Names = Annotated[list[Name], Query(max_length=MAX_CURVES, description="only these clusters, users, policies, ...")]
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """The selected history, with its charts from the oldest to the newest day."""
+    """The selected history, with its charts from the oldest to the newest time."""
 
-    name: str
+    range: TimeRange
+    names: Sequence[str]
+    """The selected names; empty for all."""
     table: UsageTable
     """The lines are from the newest to the oldest."""
     total: UsageLine | None
     """The whole grid over all days; None without jobs."""
-    pictures: Sequence[Picture]
+    charts: Sequence[Chart]
     more: int
-    """Number of curves that are not in the charts."""
+    """Number of names that are not in the charts."""
 
 
-def pictures_of(lines: Sequence[UsageLine]) -> tuple[list[Picture], int]:
-    """Return the charts of the names with the most node-seconds, and the number of other names."""
-    days = sorted({line.start for line in lines})
-    node_seconds: dict[str, float] = {}
+def largest_names(lines: Sequence[UsageLine]) -> list[str]:
+    """Return the names in lines, those with the most node-seconds first."""
+    node_seconds = Counter[str]()
     for line in lines:
-        node_seconds[line.name] = node_seconds.get(line.name, 0.0) + line.node_seconds
-    names = sorted(node_seconds, key=lambda name: (-node_seconds[name], name))
-    by_name = {name: {line.start: line for line in lines if line.name == name} for name in names[:MAX_CURVES]}
-    times = [(day - date(1970, 1, 1)).days * 86400 for day in days]
-    pictures = []
-    for figure, title in FIGURES.items():
+        node_seconds[line.name] += line.node_seconds  # type: ignore[assignment]
+    return sorted(node_seconds, key=lambda name: (-node_seconds[name], name))
+
+
+def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str], by: Kind) -> list[Chart]:
+    """Return the charts of the figures of these names."""
+    days = sorted({line.start for line in lines})
+    by_name = {name: {line.start: line for line in lines if line.name == name} for name in sorted(names)}
+    times = [(day - date(1970, 1, 1)).days * DAY for day in days]
+    charts = []
+    for figure, (title, unit) in FIGURES.items():
+        if figure == "utilisation" and by in MEASURED:
+            continue
         curves = [
             Curve(name, [getattr(lines_by_day[day], figure) if day in lines_by_day else None for day in days])
-            for name, lines_by_day in sorted(by_name.items())
+            for name, lines_by_day in by_name.items()
         ]
-        unit = "share" if figure in SHARES else "seconds" if figure in TIMES else "count"
-        pictures.append(Picture(figure, title, unit, times, days, curves))
-    return pictures, max(0, len(names) - MAX_CURVES)
+        charts.append(Chart(title, times, DAY, curves, unit))
+    return charts
 
 
-def add_history(dashboard: Dashboard, history: History) -> None:
-    """Add the page that shows what jobs used over time."""
+def charts_of_clusters(sums: UseSums, names: Sequence[str]) -> list[Chart]:
+    """Return the shares of the nodes of clusters that jobs and local users used; ``""`` for all clusters."""
+
+    def share(use: str) -> list[Curve]:
+        def of_known(one: UseSum) -> float | None:
+            return round(getattr(one, use) / one.known, 4) if one.known else None
+
+        return [Curve(name, sums.values(of_known, name)) for name in sorted(names)]
+
+    titles = {"ours": "Nodes used", "local": "Used by local users"}
+    return [Chart(title, sums.starts, sums.length, share(use), "share") for use, title in titles.items()]
+
+
+async def charts_of_users(history: History, time_range: TimeRange, names: Sequence[str]) -> list[Chart]:
+    """Return the nodes that the jobs of users used."""
+    length = max(3600.0, time_range.seconds / MAX_SLOTS)
+    node_seconds = await history.read_node_seconds(time_range.start, time_range.end, length)
+    count = len(next(iter(node_seconds.values()), ()))
+    at = [time_range.start + length * slot for slot in range(count)]
+    curves = [
+        Curve(name, [round(seconds / length, 6) for seconds in node_seconds.get(name, [0.0] * count)])
+        for name in sorted(names)
+    ]
+    return [Chart("Nodes used", at, length, curves)] if at else []
+
+
+def add_history(dashboard: Dashboard, services: Services) -> None:
+    """Add the page that shows what jobs and local users used over time."""
+    history = services.history
 
     # Daily values change slowly and are expensive to compute.
     @dashboard.page("/history", "history.html", operation="show_usage", title="History", key="h", pause=30.0)
@@ -90,13 +113,39 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         caller: Caller,
         by: Kind = Kind.CLUSTER,
         step: Steps = Step.DAY,
-        first: First = None,
-        last: Last = None,
-        name: Named = "",
+        since: Since = "",
+        until: Until = "",
+        name: Names = [],  # noqa: B006 -- FastAPI copies it
     ) -> HistoryView:
         """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
+        time_range = parse_range(since, until, dashboard.engine.clock(), "30d")
+        names = list(dict.fromkeys(one for one in name if one))
+        visible = {visible_to(caller, by, one) for one in names or [""]}
+        only = visible.pop() if len(visible) == 1 else None
+        first, last = (
+            date.fromordinal(date(1970, 1, 1).toordinal() + day_of(at)) for at in (time_range.start, time_range.end)
+        )
         span = history.make_span(first, last)
-        table, total = await history.read_table_and_total(by, step, span, visible_to(caller, by, name))
-        pictures, omitted = pictures_of(table.lines)
+        table, total = await history.read_table_and_total(by, step, span, only)
+        if names:
+            table = replace(table, lines=[line for line in table.lines if line.name in names])
+        largest = largest_names(table.lines)
+        shown = (names or largest)[:MAX_CURVES]
+        charts = list[Chart]()
+        if by is Kind.USER:
+            charts = await charts_of_users(history, time_range, shown)
+        elif by in MEASURED:
+            shown = [""] if by is Kind.GRID else shown
+            sums = await services.samples.read(time_range.start, time_range.end, shown) if shown else None
+            charts = charts_of_clusters(sums, shown) if sums else []
+        if table.lines:
+            charts += charts_by_day(table.lines, shown, by)
         newest_first = sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True)
-        return HistoryView(name, replace(table, lines=newest_first), total, pictures, omitted)
+        return HistoryView(
+            time_range,
+            names,
+            replace(table, lines=newest_first),
+            total,
+            [chart for chart in charts if chart.has_values],
+            0 if names else max(0, len(largest) - MAX_CURVES),
+        )

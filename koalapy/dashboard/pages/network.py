@@ -15,7 +15,7 @@ from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.daemon.services import Services
-from koalapy.dashboard.charts import Slot
+from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
 from koalapy.dashboard.rendering import format_rate, format_seconds
@@ -75,6 +75,10 @@ class NetworkView:
         return Markup("".join(map(_render_link, self.rows[index])))
 
 
+CHART_UNITS: dict[str, Unit] = {"Bandwidth": "rate", "Latency": "seconds"}
+"""The charts of the page of a link, and their units."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkView:
     """A link and its measurements, newest first."""
@@ -85,7 +89,7 @@ class LinkView:
     rejection_reason: str
     """The reason why the link cannot be measured now; empty if it can."""
     measurements: Sequence[Measurement]
-    slots: Sequence[Slot]
+    charts: Sequence[Chart]
     """Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first."""
 
 
@@ -277,8 +281,14 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
         backward=links[second, first],
         rejection_reason=network.rejection_reason((first, second)),
         measurements=measurements,
-        slots=[
-            Slot(m.at, {name: value for name in ("bandwidth", "latency") if (value := getattr(m, name)) is not None})
-            for m in conclusive
+        charts=[
+            Chart(
+                name,
+                [m.at for m in conclusive],
+                60.0,
+                [Curve("", [getattr(m, name.lower()) for m in conclusive])],
+                unit,
+            )
+            for name, unit in CHART_UNITS.items()
         ],
     )

@@ -1,10 +1,9 @@
 """The first page: use of the grid over the last hours, what needs attention, and all clusters as tiles."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf
 from typing import Annotated, TypeVar
 
 from fastapi import Query
@@ -20,10 +19,9 @@ from koalapy.api.monitoring import (
     unmark_alerts,
 )
 from koalapy.daemon.forecast.forecasts import IfSubmitted
-from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.charts import Mark, Slot, make_slots
+from koalapy.dashboard.charts import Chart, Curve, Mark, use_chart
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
@@ -38,7 +36,9 @@ from koalapy.dashboard.rows import (
     severity,
     sum_counts,
 )
+from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
 from koalapy.model.errors import UsageError
+from koalapy.model.history import UseSums
 from koalapy.model.identity import Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec
@@ -46,19 +46,20 @@ from koalapy.model.notification import Channel
 from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
-RATE_SLOTS = 3
-"""Number of the last slots over which the shown rates and start-up times are means."""
 MAX_DETAILED = 120
 """Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
 MAX_DARK_TILES = 5
 """Maximum number of clusters without an agent among the others; more are listed apart."""
 TABLE_ROWS = 12
+"""Number of rows of the table below the charts."""
 PATIENCE_S = 2.0
 """Time to wait for a forecast of a submission."""
 Nodes = Annotated[int, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
-OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+OUTCOMES = {JobState.SUCCEEDED: "series-3", JobState.FAILED: "bad", JobState.CANCELLED: "quiet"}
+"""The final states of jobs, and their colours."""
 OUTCOMES_LIFETIME_S = 15.0
 """Age after which the ended jobs are counted again."""
+MAX_CACHED_OUTCOMES = 20
 
 
 class TileSort(StrEnum):
@@ -73,14 +74,14 @@ class TileSort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The jobs that ended in the last hour, and the usual share of failures."""
+    """The jobs that ended in a time range, and the share of failures before."""
 
     ended: int
     failed: int
     share: float
-    """Percentage that failed in the last hour."""
+    """Percentage that failed."""
     usual: float
-    """The same in the last hours."""
+    """The same in the range of this length before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +100,12 @@ class Overview:
     """Number of clusters without a current state."""
     oldest: JobRow | None
     """The user's job that has waited longest."""
-    slots: Sequence[Slot]
-    """The last hours, oldest first."""
-    marks: Sequence[Mark]
-    """The begins of the drains in force, with a description."""
-    hours: Sequence[Slot]
-    """The same in longer parts, newest first, with the number of jobs that succeeded, failed and were cancelled."""
+    range: TimeRange
+    charts: Mapping[str, Chart]
+    """The nodes by use, the queue, the starts and ends, the outcomes and the start-up time."""
+    hours: Sequence[Chart]
+    """The same charts with fewer slots, for the table."""
     outcomes: Outcomes
-    start_rate: float | None
-    """Starts per minute in the last quarter of an hour; None: not known."""
-    end_rate: float | None
-    startup: float | None
-    """Mean start-up time in seconds in the last quarter of an hour with a start; None without one."""
     sort: TileSort
     tiles: Sequence[ClusterRow]
     dark: Sequence[ClusterRow]
@@ -139,30 +134,42 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     return sorted(rows, key=lambda row: (severity(row), ranks[row.cluster]))
 
 
-def add_outcomes(slots: Sequence[Slot], counts: Iterable[tuple[int, str, int]]) -> list[Slot]:
-    """Return slots with the number of jobs that ended in each final state, as counted by slot."""
-    by_slot: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(OUTCOMES, 0.0))
-    for index, state, count in counts:
-        by_slot[min(index, len(slots) - 1)][state] += count
-    return [replace(slot, means={**slot.means, **by_slot[index]}) for index, slot in enumerate(slots)]
-
-
-def sum_outcomes(slots: Sequence[Slot]) -> Outcomes:
-    """Return the outcomes of the last two slots, of half an hour each, and the usual share of failures over all."""
-
-    def share(of: Sequence[Slot]) -> tuple[int, int, float]:
-        ended, failed = (
-            int(sum(slot.means[name] for slot in of for name in names)) for names in (OUTCOMES, ["failed"])
+def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: Sequence[Mark]) -> dict[str, Chart]:
+    """Return the charts of the page; ``outcomes``: jobs that ended, by slot of ``sums`` and final state."""
+    counts = {(slot, state): count for slot, state, count in outcomes}
+    by_state = [
+        Curve(state, [counts.get((slot, state), 0) for slot in range(len(sums.starts))], colour)
+        for state, colour in OUTCOMES.items()
+    ]
+    curves = {
+        "queue": [Curve("waiting", sums.means("queued"))],
+        "starts": [Curve(f"{name}/min", sums.means(name)) for name in ("started", "ended")],
+        "outcomes": by_state,
+        "startup": [Curve("start-up", sums.values(lambda one: one.startup / one.started if one.started else None))],
+    }
+    titles = {"queue": "Queued jobs", "starts": "Starts and ends", "outcomes": "Ended jobs", "startup": "Start-up time"}
+    return {"nodes": use_chart("Nodes by use", sums, marks=marks)} | {
+        name: Chart(
+            titles[name],
+            sums.starts,
+            sums.length,
+            lines,
+            "seconds" if name == "startup" else "count",
+            name == "outcomes",
+            () if name == "startup" else marks,
         )
-        return ended, failed, 100 * failed / ended if ended else 0.0
+        for name, lines in curves.items()
+    }
 
-    return Outcomes(*share(slots[-2:]), share(slots)[2])
 
-
-def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
-    """Return the mean of a value over the last slots that have one; None if none of them has."""
-    values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := slot.means.get(name)) is not None]
-    return sum(values) / len(values) if values else None
+def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> Outcomes:
+    """Return the outcomes of a range; those with a negative number of a slot are of the range before."""
+    ended, failed = Counter[bool](), Counter[bool]()
+    for slot, state, count in outcomes:
+        ended[slot >= 0] += count
+        failed[slot >= 0] += count * (state == JobState.FAILED)
+    before, share = (100 * failed[key] / ended[key] if ended[key] else 0.0 for key in (False, True))
+    return Outcomes(ended[True], failed[True], share, before)
 
 
 async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmitted:
@@ -177,16 +184,30 @@ async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmit
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
-    counted: tuple[float, list[tuple[int, str, int]]] = (-inf, [])
+    counted: dict[tuple[int, float], tuple[float, list[tuple[int, str, int]]]] = {}
+
+    async def count_outcomes(sums: UseSums, end: float) -> list[tuple[int, str, int]]:
+        """Return the ended jobs by slot and state, also those of as many slots before; some seconds old."""
+        now, count, first = engine.clock(), len(sums.starts), sums.starts[0]
+        cached = counted.get(key := (first, end if end < now - OUTCOMES_LIFETIME_S else sums.length))
+        if cached is None or not 0 <= now - cached[0] < OUTCOMES_LIFETIME_S:
+            if len(counted) >= MAX_CACHED_OUTCOMES:
+                counted.clear()
+            since = first - count * sums.length
+            rows = await services.history.count_outcomes(since, end, sums.length)
+            cached = counted[key] = now, [(slot - count, state, number) for slot, state, number in rows]
+        return cached[1]
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
-    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
+    async def overview(
+        caller: Caller, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = ""
+    ) -> Overview:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
-        nonlocal counted
         now = engine.clock()
-        if not 0 <= now - counted[0] < OUTCOMES_LIFETIME_S:
-            counted = now, await services.history.count_outcomes(now - SHOWN_S, SHOWN_S / TABLE_ROWS)
-        samples = await services.samples.read_recent()
+        time_range, read = parse_range(since, until, now), services.samples.read
+        sums = await read(time_range.start, time_range.end)
+        rough = await read(time_range.start, time_range.end, max_slots=TABLE_ROWS)
+        outcomes = await count_outcomes(sums, time_range.end)
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
@@ -194,8 +215,10 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         dark = [row for row in tiles if not row.connected]
         if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
             dark = []
-        slots, clusters = make_slots(samples, now, SHOWN_S), queries.grid.clusters()
-        hours = add_outcomes(make_slots(samples, now, SHOWN_S, TABLE_ROWS), counted[1])
+        marks = [
+            (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
+        ]
+        marks += [(group.alert.since, group.alert.summary) for group in groups]
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return Overview(
             groups=groups,
@@ -206,13 +229,10 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             nodes=sum_counts(rows),
             stale=sum(row.stale for row in rows),
             oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
-            slots=slots,
-            marks=[(drain.since, f"{c.name} drained {drain.author}") for c in clusters if (drain := c.drained)],
-            hours=hours[::-1],
-            outcomes=sum_outcomes(hours),
-            start_rate=_last_mean(slots, "started"),
-            end_rate=_last_mean(slots, "ended"),
-            startup=_last_mean(slots, "startup"),
+            range=time_range,
+            charts=make_charts(sums, outcomes, marks),
+            hours=[*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
+            outcomes=sum_outcomes(outcomes),
             sort=sort,
             tiles=[row for row in tiles if row not in dark] if dark else tiles,
             dark=dark,
@@ -221,9 +241,11 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
 
     # Its estimate is a simulation for one user: it is not made again with each change of the grid.
     @dashboard.page("/start", "overview.html", operation="explain_submission", title="Overview", live=False)
-    async def start(caller: Caller, nodes: Nodes, sort: TileSort = TileSort.TROUBLE) -> Overview:
+    async def start(
+        caller: Caller, nodes: Nodes, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = ""
+    ) -> Overview:
         """Return the overview with the start of a job of so many nodes."""
-        view: Overview = await overview(caller, sort)
+        view: Overview = await overview(caller, sort, since, until)
         return replace(view, start_nodes=nodes, start=await estimate_start(services, nodes, caller.user))
 
     def parse_selection(model: type[S], form: Form, **others: str) -> S:

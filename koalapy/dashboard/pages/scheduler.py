@@ -9,7 +9,6 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pictures import Span
 from koalapy.dashboard.rendering import format_quantity, format_seconds
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
@@ -43,7 +42,7 @@ class Timed:
     """95th percentile of recent durations."""
     largest: float
     """Longest recent duration."""
-    spans: Sequence[Span]
+    spans: Sequence[tuple[str, int]]
     """Distribution of all durations since the daemon started."""
 
 
@@ -123,11 +122,11 @@ def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
     )
 
 
-def spans_of(timings: Timings) -> list[Span]:
+def spans_of(timings: Timings) -> list[tuple[str, int]]:
     """Return the number of durations in each bucket, and of those above all buckets."""
     cumulative = [0, *timings.buckets, timings.count]
     labels = [*(f"≤{format_seconds(limit)}" for limit in BUCKETS), f">{format_seconds(BUCKETS[-1])}"]
-    return [Span(label, end - start) for label, (start, end) in zip(labels, pairwise(cumulative), strict=True)]
+    return [(label, end - start) for label, (start, end) in zip(labels, pairwise(cumulative), strict=True)]
 
 
 def parameters_of(rules: Rules) -> list[Parameter]:

@@ -1,19 +1,24 @@
 """The page Timeline: the jobs on each cluster over time, and the expected starts of waiting jobs."""
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import Name
+from koalapy.api.fields import Text
 from koalapy.daemon.services import Services
+from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases
+from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rows import natural_key
+from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
+from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
 from koalapy.model.cluster import Drain, check_cluster
-from koalapy.model.history import PastComponent
+from koalapy.model.history import USES, PastComponent, UseSum
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job
 from koalapy.model.request import ClusterName
@@ -22,20 +27,19 @@ from koalapy.scheduler.queries import Queries
 from koalapy.simulation.twin import Expected, Forecast
 from koalapy.validation.permissions import may_see_all_of
 
-SPANS = {900: "15 minutes", 3600: "1 hour", 21_600: "6 hours", 86_400: "1 day", 604_800: "1 week", 2_419_200: "4 weeks"}
-"""The spans to choose from, in seconds."""
+MAX_BARS_S = 3660.0
+"""Length of a time range up to which the picture has bars; beyond, it has sums of the nodes by use."""
 MAX_BARS = 200
 """Maximum number of bars of ended components, and of those of active jobs: the largest ones."""
-MAX_LANES = 60
+MAX_LANES = 20
+"""Maximum number of clusters with a lane each; more are drawn by site."""
+MAX_SLOTS = 60
 MAX_EXPECTED = 10
 MAX_FUTURE = 0.5
-"""The part of the span that the picture has for the future at most."""
+"""The part of the range that the picture has for the future at most."""
 MIN_FUTURE = 0.03
 
-Span = Annotated[
-    Literal["900", "3600", "21600", "86400", "604800", "2419200"], Query(description="seconds before now to show")
-]
-Focus = Annotated[Name | Literal[""], Query(description="only this cluster; empty: all")]
+Focus = Annotated[Text, Query(max_length=200, description="only clusters with this name, or of this site; empty: all")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,48 @@ class TimelineView:
     """The timeline, and the same values as a table."""
 
     timeline: Timeline
-    span: int
-    spans: dict[int, str]
+    range: TimeRange
     table: bool
     """Whether the values are shown as a table in place of the picture."""
-    cluster: ClusterName
-    """The only cluster; empty for all."""
-    hidden_lanes: int
-    """Clusters without a lane, since they have the fewest jobs."""
+    cluster: str
+    """The only cluster or site; empty for all."""
+    idle: Sequence[ClusterName]
+    """Clusters without a lane, since they were idle."""
     is_cut: bool
     """Whether smaller components may be missing."""
     waiting: int
     """Waiting jobs with an expected start, of the caller or visible to them."""
+
+
+def site_of(cluster: ClusterName) -> str:
+    """Return the name of a cluster without its number: ``delft`` for ``delft-2``."""
+    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
+
+
+def join_sites(lanes: Sequence[TimelineLane]) -> list[TimelineLane]:
+    """Return a lane for each site in place of those of its clusters, with the sums of their nodes."""
+    by_site: defaultdict[str, list[TimelineLane]] = defaultdict(list)
+    for lane in lanes:
+        by_site[site_of(lane.label)].append(lane)
+    return [
+        TimelineLane(
+            site,
+            sum(lane.nodes for lane in members),
+            [bar for lane in members for bar in lane.bars],
+            with_query("/timeline", cluster=site),
+            sum_uses(members),
+            [drain for lane in members for drain in lane.drains],
+        )
+        for site, members in sorted(by_site.items())
+    ]
+
+
+def sum_uses(lanes: Sequence[TimelineLane]) -> list[UseSum]:
+    """Return the sums of the nodes of several lanes by use and slot."""
+    by_start: dict[int, Counter[str]] = {}
+    for one in (one for lane in lanes for one in lane.uses):
+        by_start.setdefault(one.start, Counter()).update({name: getattr(one, name) for name in USES})
+    return [UseSum(start, "", 1, **counts) for start, counts in sorted(by_start.items())]
 
 
 def active_components(jobs: Iterable[Job]) -> Iterator[PastComponent]:
@@ -118,47 +152,55 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
     )
 
     @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t", shared=True)
-    async def show(caller: Caller, span: Span = "3600", cluster: Focus = "", table: bool = False) -> TimelineView:
-        """Return the components of the last seconds by cluster, those clusters with the most jobs first."""
-        now, seconds = engine.clock(), int(span)
-        names = sorted(record.name for record in services.jobs.list_clusters())
+    async def show(
+        caller: Caller, since: Since = "", until: Until = "", cluster: Focus = "", table: bool = False
+    ) -> TimelineView:
+        """Return the use of each cluster: its jobs in a range of up to an hour, else its nodes by use."""
+        now = engine.clock()
+        time_range = parse_range(since, until, now, "1h")
+        names = sorted((record.name for record in services.jobs.list_clusters()), key=natural_key)
         if cluster:
-            check_cluster(cluster, names)
-            names = [cluster]
-        ended = await history.list_components(now - seconds, MAX_BARS, cluster)
-        active = [one for one in active_components(queries.active_jobs()) if not cluster or one.cluster == cluster]
-        active.sort(key=lambda one: (-one.size, one.job))
-        bars = make_bars([*ended.components, *active[:MAX_BARS]], now)
-        shown = sorted(sorted(names, key=lambda name: -len(bars[name]))[:MAX_LANES])
-        starts = expected_starts(queries, forecasts.latest_forecast, caller, now)
-        first = starts[:MAX_EXPECTED] if not cluster else []
-        future = min(max([start.high - now for start in first], default=0.0) * 1.05, seconds * MAX_FUTURE)
-        loads = await services.samples.read_local_load(seconds)
+            check_cluster(cluster, [*names, *map(site_of, names)])
+            names = [name for name in names if cluster in (name, site_of(name))]
+        sums = await services.samples.read(time_range.start, time_range.end, (), MAX_SLOTS)
+        with_bars, is_current = time_range.seconds <= MAX_BARS_S, not time_range.until
+        ended, active = list[PastComponent](), list[PastComponent]()
+        if with_bars:
+            only = names[0] if len(names) == 1 else ""
+            past = await history.list_components(time_range.start, MAX_BARS, only)
+            ended = [one for one in past if one.claimed_at is None or one.claimed_at < time_range.end]
+            active = [one for one in active_components(queries.active_jobs()) if one.cluster in names]
+            active.sort(key=lambda one: (-one.size, one.job))
+        bars = make_bars([*ended, *active[:MAX_BARS]], now)
         lanes = [
             TimelineLane(
                 name,
                 max(1, queries.grid[name].last_report.total),
                 bars[name],
-                name,
-                loads.get(name, ()),
+                cluster_path(name),
+                list(sums.by_cluster.get(name, {}).values()),
                 drains_of(queries.grid[name]),
             )
-            for name in shown
+            for name in names
         ]
+        used, idle = [lane for lane in lanes if is_used(lane)], [lane.label for lane in lanes if not is_used(lane)]
+        starts = expected_starts(queries, forecasts.latest_forecast, caller, now) if is_current else []
+        first = starts[:MAX_EXPECTED] if with_bars and not cluster else []
+        future = min(max([start.high - now for start in first], default=0.0) * 1.05, time_range.seconds * MAX_FUTURE)
         return TimelineView(
             timeline=Timeline(
-                now - seconds,
-                now + max(future, seconds * MIN_FUTURE),
+                time_range.start,
+                now + max(future, time_range.seconds * MIN_FUTURE) if is_current else time_range.end,
                 now,
-                lanes,
+                used if len(used) <= MAX_LANES else join_sites(used)[:MAX_LANES],
                 first,
-                complete_since=max(0.0, ended.complete_since),
+                slot_s=sums.length,
+                with_bars=with_bars,
             ),
-            span=seconds,
-            spans=SPANS,
+            range=time_range,
             table=table,
             cluster=cluster,
-            hidden_lanes=len(names) - len(shown),
-            is_cut=len(ended.components) == MAX_BARS or len(active) > MAX_BARS,
+            idle=idle,
+            is_cut=len(ended) == MAX_BARS or len(active) > MAX_BARS,
             waiting=len(starts),
         )
