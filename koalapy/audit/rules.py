@@ -274,11 +274,12 @@ def check_nodes(evidence: Evidence) -> Results:
 
 
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
-    """Yield a finding for two runs on a node at the same time, unless both jobs share nodes."""
+    """Yield a finding for two runs on a node at the same time, unless both jobs share nodes or the end is unknown."""
     shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
-    if False in shares:
-        node = min(set(earlier.nodes) & set(run.nodes))
-        text = f"{node} of {run.cluster} was held by job {earlier.job} as well"
+    if earlier.unreachable:
+        yield Gap("node-once", run.job, "the end of an earlier claim on the same node was not reported")
+    elif False in shares:
+        text = f"{min({*earlier.nodes} & {*run.nodes})} of {run.cluster} was held by job {earlier.job} as well"
         yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
     elif None in shares:
         yield Gap("node-once", run.job, "the database has no record any more of a job on the same node")

@@ -1,7 +1,6 @@
 """The core of a daemon: its stores, the scheduler with all unfinished jobs, and the engine around it."""
 
 import secrets
-import time
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +32,12 @@ from koalapy.scheduler.queue.promises import MAX_PAST_STARTS
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.format import Beginning, KnownCluster, People
 from koalapy.simulation.record.recorder import RecordedScheduler
-from koalapy.store.database import NEW_CLAIM, Claim
+from koalapy.store.database import Claim
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import ClusterRecord, Saved
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.local_token import load_or_make_token
 
 RELAY_SECRET_FILE = "relay.key"
@@ -47,7 +47,9 @@ RELAY_SECRET_FILE = "relay.key"
 class Core:
     """The parts of a daemon that its services share."""
 
-    def __init__(self, settings: Settings, policies: Registry, data_dir: Path, claim: Claim | None = NEW_CLAIM) -> None:
+    def __init__(
+        self, settings: Settings, policies: Registry, data_dir: Path, claim: Claim | None, machine: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database.
 
         Without a ``claim`` the database is only read, and the engine may not be run.
@@ -58,21 +60,21 @@ class Core:
         output = OutputStore(data_dir / "output", settings.output_limit)
         numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
         database = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
-        self.stores = stores = open_stores(database, output, time.time, numbers, claim)
+        self.stores = stores = open_stores(database, output, machine.now, numbers, claim)
         self.start_alerts = numbers.alerts
         """What was wrong with the stored data when the daemon started."""
-        self.clock = clock = steady_clock()
+        self.clock = clock = steady_clock(machine)
         self.links = LinkTable(settings.clusters, settings.known_links(), stores.measurements.latest())
         catalogue = Catalogue(stores.files.replicas())
-        beginning = collect_beginning(settings, policies, stores, self.links, catalogue)
+        beginning = collect_beginning(settings, policies, stores, self.links, catalogue, machine.now())
         self.people = beginning.people
         self.record: Record | None = None
         scheduler: Scheduler | RecordedScheduler
         if settings.record.enabled and claim is not None:
             self.record = Record(data_dir / "record", settings.record, settings.disks, beginning)
-            scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, self.record.queue_step)
+            scheduler = RecordedScheduler(beginning, policies, make_nonce, machine.monotonic, self.record.queue_step)
         else:
-            scheduler = beginning.make_scheduler(policies, make_nonce, time.monotonic)
+            scheduler = beginning.make_scheduler(policies, make_nonce, machine.monotonic)
         self.queries = queries = scheduler.queries
         self.describe = partial(describe_cluster, settings, queries.grid, data_dir)
         self.sessions, self.audit, instruments = Sessions(clock), Audit(stores.audit, clock), Instruments()
@@ -121,11 +123,10 @@ def make_nonce() -> str:
 
 
 def collect_beginning(
-    settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue
+    settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue, now: float
 ) -> Beginning:
     """Return the initial state of the scheduler: the configuration, and the state that the previous daemon stored."""
-    saved, now = stores.saved, time.time()
-    users, counts_hours = settings.known_users(), Limits(settings.limits).has_any(HOURS)
+    saved, users, counts_hours = stores.saved, settings.known_users(), Limits(settings.limits).has_any(HOURS)
     has_shares = settings.rules.queue_order == "fair-share"
     charged_since = now - CHARGED_HALF_LIVES * settings.fair_share.half_life
     # Input files without any replica are listed too, as files that are on no cluster.

@@ -37,6 +37,7 @@ from koalapy.policies.registry import Registry, load_policies
 from koalapy.runner.folders import make_durable_folder
 from koalapy.store.database import Claim
 from koalapy.store.sql import JobStore
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
@@ -118,6 +119,7 @@ async def run(
     announce: Callable[[str], None],
     manager: ServiceManager,
     announce_standby: Callable[[str, str], None] | None = None,
+    machine: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Build the parts of a daemon and run it until a signal ends it; ``umask`` is that of embedded agents.
 
@@ -136,7 +138,7 @@ async def run(
 
         Raise ``ConflictError`` if another daemon has the lease.
         """
-        core = Core(settings, policies, data_dir, claim)
+        core = Core(settings, policies, data_dir, claim, machine)
         async with AsyncExitStack() as ending:  # what was started last ends first
             ending.callback(core.stores.jobs.close)
             if core.record is not None:

@@ -289,19 +289,17 @@ def add_batch(connection: Connection, batch: Batch) -> None:
 
 def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:
     """Store the largest number of nodes that each cluster had on a day."""
-    rows = [
-        _key_columns(Key(Kind.CLUSTER, day, record.name)) | {"nodes": record.total}
-        for record in records
-        if record.total > 0
-    ]
+    rows = [_key_columns(Key(Kind.CLUSTER, day, r.name)) | {"nodes": r.total} for r in records if r.total > 0]
     if rows:
-        statement = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(day_table)
-        update = statement.on_conflict_do_update(
-            index_elements=KEYS,
-            set_={"nodes": statement.excluded.nodes},
-            where=day_table.c.nodes < statement.excluded.nodes,
-        )
-        connection.execute(update, rows)
+        connection.execute(_count_statement(connection.dialect.name), rows)
+
+
+@cache
+def _count_statement(dialect: str) -> Any:
+    """Return the statement that raises the numbers of nodes. Cached as that of ``_add_statement``."""
+    statement = (sqlite if dialect == "sqlite" else postgresql).insert(day_table)
+    nodes, rises = statement.excluded.nodes, day_table.c.nodes < statement.excluded.nodes
+    return statement.on_conflict_do_update(index_elements=KEYS, set_={"nodes": nodes}, where=rises)
 
 
 def _key_columns(key: Key) -> dict[str, Any]:

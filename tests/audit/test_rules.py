@@ -324,6 +324,16 @@ def test_node_of_two_jobs_is_a_gap_if_a_removed_one_may_have_shared_it(shares: b
     assert ("node-once" in {rule for rule, _ in report.missing}) is shares
 
 
+@pytest.mark.parametrize("unreachable", [True, False])
+def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(*, unreachable: bool) -> None:
+    """Its job was preempted, and a partition hid its end."""
+    claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",), unreachable=unreachable)
+    records = [JobRecord(DATABASE, job, "failed", 1) for job in (1, 2)]
+    report = audit_facts([claim, replace(claim, job=2, begin=9.0), *records])
+    assert ("node-once" in {finding.rule for finding in report.findings}) is not unreachable
+    assert ("node-once" in {rule for rule, _ in report.missing}) is unreachable
+
+
 def test_report_counts_a_job_with_gaps_of_two_components_once() -> None:
     output = Output(Source("stored output"), 4, 1, "0", stored=9)
     report = audit_facts([JobRecord(DATABASE, 4, "failed", 1), output, replace(output, part="1")])

@@ -159,7 +159,7 @@ class AttackedGrid:
             scheduler=daemon.scheduler,
             jobs=self._jobs,
             gangs=self.gangs,
-            now=daemon.clock(),
+            now=daemon.clock.now(),
             rules=daemon.queries.rules,
             relays=NO_RELAYS,
             sites=sites,

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +20,7 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
+from koalapy.system.clock import Clock
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import ServiceManager
 
@@ -31,14 +31,16 @@ START_TIME = 1_000_000_000.0
 URL = "http://127.0.0.1:8642"
 
 
-class Clock:
-    """A clock that changes only when a test sets ``now``."""
+class SetClock(Clock):
+    """The clock of a machine that changes only when a test sets ``time``."""
 
-    def __init__(self, now: float) -> None:
-        self.now = now
+    def __init__(self, time: float) -> None:
+        self.time = time
 
-    def __call__(self) -> float:
-        return self.now
+    def now(self) -> float:
+        return self.time
+
+    monotonic = since_boot = now
 
 
 class WatchedDaemon:
@@ -105,17 +107,15 @@ class WatchedDaemon:
 
 @asynccontextmanager
 async def running_daemon(
-    settings: Settings, directory: Path, now: float = START_TIME, clock: Any = None, first_nonce: int = 0xFA
+    settings: Settings, directory: Path, now: float = START_TIME, clock: Clock | None = None, first_nonce: int = 0xFA
 ) -> AsyncIterator[WatchedDaemon]:
     """Run a daemon on a data directory, by ``clock``, or with a clock that stands at ``now``."""
     ready: asyncio.Future[WatchedDaemon] = asyncio.get_running_loop().create_future()
-    clock, nonces = clock or Clock(now), count(first_nonce)
+    clock, nonces = clock or SetClock(now), count(first_nonce)
     os.makedirs(directory, 0o700, exist_ok=True)
     with (
         patch.object(main, "Daemon", lambda *parts, **options: WatchedDaemon(ready, clock, parts)),
-        patch.object(core, "time", SimpleNamespace(time=clock, monotonic=clock)),
         patch.object(core, "make_nonce", lambda: f"{next(nonces):x}"),
-        patch.object(core, "steady_clock", lambda: clock),
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
         daemon_run = asyncio.create_task(
@@ -128,6 +128,7 @@ async def running_daemon(
                 0o077,
                 lambda url: None,
                 ServiceManager(),
+                machine=clock,
             )
         )
         await asyncio.wait({daemon_run, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -153,7 +153,7 @@ class Oracle:
         grown = measure_disk(self._grid.directory) - self._disk_before
         assert grown <= STORED_SHARE * self.sent + WAL_SIZE, f"{grown} bytes are stored of {self.sent}"
         waits = self._grid.daemon.queries.lrm_waits
-        latest = self._grid.daemon.clock() + ClusterProfile().node_start_limit
+        latest = self._grid.daemon.clock.now() + ClusterProfile().node_start_limit
         for token in list(waits._waits):
             assert (waits.up_by(token) or 0.0) <= latest, f"{token} holds nodes of others"
 
@@ -248,7 +248,7 @@ class Attack:
                 self._connect(act.hello)
                 await self._taken_in()
             case AdvanceClock():
-                self._grid.daemon.clock.now += act.seconds
+                self._grid.daemon.clock.time += act.seconds
                 await self._grid.daemon.wait_until_settled()
 
     def _connect(self, hello: str) -> None:

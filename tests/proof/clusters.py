@@ -1,11 +1,13 @@
 """A resource manager in memory that can lie, with played runners on its nodes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from random import Random
 
+from koalapy.agent.lrm.node_classes import KnownNode, NodePart, group_nodes
 from koalapy.agent.lrm.port import (
     Finding,
     Lrm,
@@ -22,8 +24,11 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.system.clock import Clock
 from tests.proof.runners import PlayedRunner, Port, Program
 
+FIRST_ID = 101
 START_S = 0.05
 """Seconds from free nodes to the start of a job."""
+CORES = 4
+"""Cores of each node. Jobs that share nodes take some of them."""
 
 
 @dataclass
@@ -31,6 +36,8 @@ class HeldJob:
     """A job in the resource manager, with the nodes that it holds."""
 
     id: str
+    """Other jobs may have had it before."""
+    run_id: str
     submission: LrmSubmission
     state: LrmJobState = LrmJobState.QUEUED
     nodes: tuple[str, ...] = ()
@@ -38,6 +45,12 @@ class HeldJob:
     end: float | None = None
     is_cancelled: bool = False
     runners: list[asyncio.Task[int]] = field(default_factory=list)
+
+    @property
+    def cores(self) -> int:
+        """Return how many cores of each node it takes."""
+        requirement = self.submission.requirement
+        return (requirement.cores or CORES) if requirement.share else CORES
 
     def as_listed(self) -> LrmJob:
         code = None if self.state is not LrmJobState.ENDED else 143 if self.is_cancelled else 0
@@ -78,6 +91,7 @@ class LyingCluster(Lrm):
         self.name, self._random, self._clock, self._key = name, random, clock, key
         self._plan_program = plan_program
         self.node_names = tuple(f"{name}-{index}" for index in range(node_count))
+        self._groups = group_nodes([KnownNode(node, cores=CORES) for node in self.node_names], {})
         self.jobs: dict[str, HeldJob] = {}
         self._forgotten: list[HeldJob] = []
         self.programs: list[Program] = []
@@ -88,7 +102,8 @@ class LyingCluster(Lrm):
         self.port: Port | None = None
         self._snapshots: list[tuple[float, LrmSnapshot]] = []
         self._changed = asyncio.Event()
-        self._next_id = 100
+        self._next_id = FIRST_ID
+        self._submitted = 0
 
     # What the agent asks
 
@@ -110,8 +125,10 @@ class LyingCluster(Lrm):
         await self._be_late()
         if self._random.random() < self.lies.reject:
             raise SiteRejected("no more jobs")
-        self._next_id += 1
-        job = HeldJob(str(self._next_id), submission)
+        while str(self._next_id) in self.jobs:
+            self._next_id += 1
+        self._submitted += 1
+        job = HeldJob(str(self._next_id), f"run {self._submitted}", submission)
         self.jobs[job.id] = job
         self._schedule()
         await self._be_late()
@@ -161,15 +178,20 @@ class LyingCluster(Lrm):
         await self._be_late()
         self._lose_reply()
         now = self._clock.monotonic()
-        used = self.used_nodes()
+        cores = self.used_cores()
+        used = {node for node, count in cores.items() if count}
         kept = (self.local_use | self._reserved_nodes()) - used
         idle = set(self.node_names) - used - kept
+        # Of a reserved node only jobs of the reservation get a part.
+        parts = {node: NodePart(cores[node]) for node in used - self._reserved_nodes() if cores[node] < CORES}
         snapshot = LrmSnapshot(
             len(self.node_names),
             len(idle),
             len(kept),
             0,
             tuple(job.as_listed() for job in self.jobs.values()),
+            node_classes=self._groups.report(lambda nodes: len(idle & nodes), parts),
+            shares=True,
             reservations=report_reservations(
                 ((order.name, nodes, order.begins, order.ends) for order, nodes in self.reservations.values()),
                 set(self.node_names),
@@ -201,9 +223,13 @@ class LyingCluster(Lrm):
     def _schedule(self) -> None:
         asyncio.get_running_loop().call_later(START_S, self.start_jobs, context=self._context.copy())
 
-    def used_nodes(self) -> set[str]:
-        """Return the nodes of running jobs."""
-        return {node for job in self.jobs.values() if job.state is LrmJobState.RUNNING for node in job.nodes}
+    def used_cores(self) -> Counter[str]:
+        """Return how many cores of each node running jobs take."""
+        cores = Counter[str]()
+        for job in self.jobs.values():
+            if job.state is LrmJobState.RUNNING:
+                cores.update(dict.fromkeys(job.nodes, job.cores))
+        return cores
 
     def start_jobs(self) -> None:
         """Start waiting jobs in order while their nodes are free. Those of reservations are not kept back by others."""
@@ -212,11 +238,12 @@ class LyingCluster(Lrm):
             reservation = job.submission.reservation
             if job.state is not LrmJobState.QUEUED or (is_blocked and not reservation):
                 continue
-            used = self.used_nodes() | self.local_use
+            used = self.used_cores()
             eligible = set(self.node_names) - self._reserved_nodes()
             if reservation:
                 eligible = set(self.reservations[reservation][1]) if reservation in self.reservations else set()
-            free = sorted(eligible - used)
+            having_room = (node for node in eligible - self.local_use if used[node] + job.cores <= CORES)
+            free = sorted(having_room, key=lambda node: (-used[node], node))  # partly used nodes first
             if len(free) < job.submission.nodes:
                 is_blocked = is_blocked or not reservation
                 continue
@@ -230,10 +257,17 @@ class LyingCluster(Lrm):
             instance, token = parts
             duration, code = self._plan_program(token)
             for index, host in enumerate(job.nodes):
-                program = Program(token, index, host, job.id)
+                program = Program(token, index, host, job.id, job.run_id)
                 self.programs.append(program)
                 runner = PlayedRunner(
-                    instance, program, lambda: self.port, self._key, self._clock, duration, code, f"{job.id}-{index}"
+                    instance,
+                    program,
+                    lambda: self.port,
+                    self._key,
+                    self._clock,
+                    duration,
+                    code,
+                    f"{job.run_id}-{index}",
                 )
                 task = asyncio.create_task(runner.run(), context=self._context.copy())
                 job.runners.append(task)
@@ -259,6 +293,11 @@ class LyingCluster(Lrm):
         self._forgotten += [job for job in self.jobs.values() if job.state is LrmJobState.ENDED]
         self.jobs = {ident: job for ident, job in self.jobs.items() if job.state is not LrmJobState.ENDED}
 
+    def reuse_ids(self) -> None:
+        """Give new jobs the ids of forgotten ones."""
+        self.forget_ended()
+        self._next_id = FIRST_ID
+
     def list_unended(self) -> list[HeldJob]:
         return [job for job in self.jobs.values() if job.state is not LrmJobState.ENDED]
 
@@ -273,7 +312,7 @@ class LyingCluster(Lrm):
                 token = parse_token(instance_and_token[1])
                 runs.append(
                     Run(accounting, RunKind.HELD, token.job, token.attempt, token.part, self.name, job.begin, job.end,
-                        job.end is not None, job.nodes, len(job.nodes), nonce=token.nonce, run_id=job.id)
+                        job.end is not None, job.nodes, len(job.nodes), nonce=token.nonce, run_id=job.run_id)
                 )  # fmt: skip
         for programs in self._programs_by_job():
             began = [program for program in programs if program.begin is not None]
@@ -287,7 +326,7 @@ class LyingCluster(Lrm):
                     Run(nodes, RunKind.PROGRAM, token.job, token.attempt, token.part, self.name,
                         min(program.begin or 0.0 for program in began), end, has_ended,
                         tuple(program.host for program in began), len(programs),
-                        code, token.nonce, began[0].lrm_job)
+                        code, token.nonce, began[0].run_id)
                 )  # fmt: skip
                 if has_ended and code is not None:
                     written = sum(len(program.output) for program in began)
@@ -297,5 +336,5 @@ class LyingCluster(Lrm):
     def _programs_by_job(self) -> list[list[Program]]:
         by_job: dict[str, list[Program]] = {}
         for program in self.programs:
-            by_job.setdefault(program.lrm_job, []).append(program)
+            by_job.setdefault(program.run_id, []).append(program)
         return list(by_job.values())

@@ -8,20 +8,21 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
-from koalapy.agent.core import agent, reporter
+from koalapy.agent.core import agent
 from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners import runners, uplink
 from koalapy.api.job_views import JobSubmission
-from koalapy.audit.facts import Fact, Source, Submission
+from koalapy.audit.facts import CLOCK_OFFSET_S, Fact, Source, Submission
 from koalapy.audit.readers import read_database, read_output, read_spool
 from koalapy.audit.rules import Finding, find_violations
-from koalapy.config.settings import ClusterSection, Settings
+from koalapy.config.settings import Settings
 from koalapy.daemon import main
 from koalapy.daemon.reservations import CHECK_INTERVAL, ReservationOrder
 from koalapy.daemon.services import Services
@@ -42,7 +43,9 @@ from tests.virtual_time import VirtualClock
 NODE_COUNT = 4
 USER = Identity("user", Role.ADMIN, "the proof")
 POLL_INTERVAL_S = 20.0
-TIMEOUTS = AgentTimeouts(report_interval_s=2 * POLL_INTERVAL_S, sweep_interval_s=3600.0)
+TIMEOUTS = AgentTimeouts(
+    report_interval_s=2 * POLL_INTERVAL_S, retry_s=10.0, disk_check_s=60.0, sweep_interval_s=3600.0
+)
 """Polls and reports without a change are rare, and no folder of a runner is there to be removed: that takes most of the
 processor time of a quiet grid."""
 ANSWER_TIMEOUT_S = 90.0
@@ -56,18 +59,17 @@ SETTLING_S = 1800.0
 class ProofGrid:
     """Daemon, agents and clusters of one schedule."""
 
-    def __init__(
-        self, directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], rules: dict[str, Any]
-    ) -> None:
+    def __init__(self, directory: Path, seed: int, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
+        assert isinstance(loop, SingleThreadLoop)
+        self.loop = loop
         self.clock = VirtualClock(loop)
+        self.daemon_clock = VirtualClock(loop)
+        """That of the daemon's host. A step of it counts from the next daemon on."""
         self.directory, self.seed = directory, seed
         self.programs: dict[int, tuple[float, int]] = {}
         """Duration and exit code of the programs of a job."""
-        sections = {name: ClusterSection(kind="drmaa", token=f"the token of {name}'s agent") for name in clusters}
-        self.settings = Settings.model_validate(
-            {"rules": rules, "clusters": sections, "record": {"enabled": False}} | options
-        )
+        self.settings, clusters = settings, settings.clusters
         self.clusters = {
             name: LyingCluster(
                 name, NODE_COUNT, Random(f"{seed} {name}"), self.clock, derive_key(b"proof", name), self._plan_program
@@ -81,6 +83,8 @@ class ProofGrid:
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._owners: dict[str, str] = {}
         self._starts = self._lives = 0
+        self._skew_s = 0.0
+        """Most seconds by which a daemon's clock was wrong."""
         self.daemon: WatchedDaemon | None = None
         self._stack: AsyncExitStack | None = None
         self.data = directory
@@ -93,9 +97,10 @@ class ProofGrid:
     async def start_daemon(self) -> None:
         """Start a daemon on what is on the disk."""
         self._starts += 1
+        self._skew_s = max(self._skew_s, abs(self.daemon_clock.offset))
         self._stack = AsyncExitStack()
         self.daemon = await self._stack.enter_async_context(
-            running_daemon(self.settings, self.data, clock=self.clock.now, first_nonce=self._starts << 32)
+            running_daemon(self.settings, self.data, clock=self.daemon_clock, first_nonce=self._starts << 32)
         )
         self.services: Services = self.daemon.app
         self._stack.callback(asyncio.create_task(self._check_reservations()).cancel)
@@ -152,9 +157,7 @@ class ProofGrid:
     def kill_agent(self, name: str) -> None:
         """End an agent without a word; its durable state is its spool."""
         if self._agents.pop(name, None) is not None:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, SingleThreadLoop)
-            loop.killed.add(self._owners[name])
+            self.loop.killed.add(self._owners[name])
         self.ways[name].break_all()
         if (port := self.clusters[name].port) is not None:
             port.break_all()
@@ -163,7 +166,7 @@ class ProofGrid:
 
     async def submit(self, body: dict[str, Any], duration_s: float, code: int = 0, key: str = "") -> int | None:
         """Submit a job; None if the daemon is away, 0 if it can never start after another."""
-        if self.daemon is None:
+        if (daemon := self.daemon) is None:
             return None
         try:
             spec = JobSubmission.model_validate(body).to_model()
@@ -174,6 +177,8 @@ class ProofGrid:
             if error.field not in ("after", "reservation", "request"):
                 raise
             return 0
+        if self.daemon is not daemon:
+            return None  # killed meanwhile: its answer reaches nobody
         if key:
             self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
@@ -185,7 +190,7 @@ class ProofGrid:
             return False
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                order = ReservationOrder(request, self.clock.now(), duration_s, name)
+                order = ReservationOrder(request, self.daemon.engine.clock(), duration_s, name)
                 await self.services.reservations.make(order, USER)
         except (KoalaError, TimeoutError):
             return False
@@ -219,10 +224,10 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in ``SETTLING_S``."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in time."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLING_S
+        deadline = loop.time() + SETTLING_S + self._skew_s  # reservations last until the daemon's clock says so
         while loop.time() < deadline:
             open_jobs = [job for job in self.daemon.queries.jobs() if not job.state.is_final]
             left = [job for cluster in self.clusters.values() for job in cluster.list_unended()]
@@ -247,19 +252,20 @@ class ProofGrid:
 
     def find_violations(self) -> list[Finding]:
         """Let the auditor judge what every side wrote."""
-        facts: list[Fact] = [*read_database(f"sqlite:///{self.data}/koala.db"), *read_output(self.data / "output")]
-        facts += self._acknowledged
+        facts: list[Fact] = [
+            replace(fact, source=replace(fact.source, offset_s=CLOCK_OFFSET_S + self._skew_s))
+            for fact in read_database(f"sqlite:///{self.data}/koala.db")
+        ]
+        facts += [*read_output(self.data / "output"), *self._acknowledged]
         for name, cluster in self.clusters.items():
             facts += [*read_spool(self.spool(name), name), *cluster.facts()]
         return list(find_violations(facts))
 
 
 @asynccontextmanager
-async def proof_grid(
-    directory: Path, seed: int, clusters: tuple[str, ...], options: dict[str, Any], **rules: Any
-) -> AsyncIterator[ProofGrid]:
+async def proof_grid(directory: Path, seed: int, settings: Settings) -> AsyncIterator[ProofGrid]:
     """Run a grid until the end of the block."""
-    grid = ProofGrid(directory, seed, clusters, options, rules)
+    grid, clusters = ProofGrid(directory, seed, settings), settings.clusters
     by_url = {f"ws://{name}": name for name in clusters}
 
     def connect(url: str, **_: object) -> Any:
@@ -278,9 +284,6 @@ async def proof_grid(
         patch.object(main, "build_application", lambda core, services, *_: services),
         patch.object(opening, "upgrade", lambda _: None),
         patch.object(opening, "make_engine", make_similar_engine),
-        patch.object(agent, "RETRY_INTERVAL", 10.0),
-        patch.object(agent, "STATUS_INTERVAL", 600.0),
-        patch.object(reporter, "CHECK_INTERVAL", 60.0),
         patch.object(uplink, "connect", connect),
         patch.object(runners, "_listen", listen),
         patch.object(runners, "accept_waiting", nothing_waits),

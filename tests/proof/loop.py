@@ -38,6 +38,14 @@ class SingleThreadLoop(VirtualTimeLoop):
         """Owners of which nothing runs any more, not even what cleans up."""
         self._dropped: list[Any] = []
         """What killed owners would have run. It keeps their tasks until the end."""
+        self._passes = 0
+        self._awaited: dict[asyncio.Future[None], int] = {}
+
+    async def run_passes(self, count: int) -> None:
+        """Let callbacks run ``count`` times, as many as are ready each time, however much time that takes."""
+        future = self.create_future()
+        self._awaited[future] = self._passes + count
+        await future
 
     def finish(self) -> None:
         """Cancel all tasks, those of killed owners as well, and close the loop."""
@@ -62,6 +70,12 @@ class SingleThreadLoop(VirtualTimeLoop):
                 ready.append(timer)
         if not ready and not self._stopping:
             raise RuntimeError("nothing can happen any more: a task waits for what no other does")
+        self._passes += 1
+        for future, passes in list(self._awaited.items()):
+            if passes <= self._passes:
+                del self._awaited[future]
+                if not future.done():
+                    future.set_result(None)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -73,10 +87,16 @@ class SingleThreadLoop(VirtualTimeLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future = self.create_future()
+
+        def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
+            if not future.done():
+                set_outcome(outcome)
+
+        # The caller learns of it later, or never: it may be killed between an effect and what follows.
         try:
-            future.set_result(func(*args))
+            self.call_soon(settle, future.set_result, func(*args))
         except Exception as error:  # noqa: BLE001 - it belongs to the caller
-            future.set_exception(error)
+            self.call_soon(settle, future.set_exception, error)
         return future
 
 

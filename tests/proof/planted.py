@@ -1,6 +1,7 @@
 """Faults planted in the product or in the played clusters: the audit of a schedule must find each."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -55,7 +56,7 @@ def ignore_leases() -> Iterator[None]:
 
 @planted("node given twice")
 def forget_used_nodes() -> Iterator[None]:
-    with patch.object(LyingCluster, "used_nodes", lambda _: set()):
+    with patch.object(LyingCluster, "used_cores", lambda _: Counter()):
         yield
 
 

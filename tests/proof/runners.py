@@ -105,6 +105,7 @@ class Program:
     node: int
     host: str
     lrm_job: str
+    run_id: str
     begin: float | None = None
     end: float | None = None
     code: int | None = None

@@ -14,7 +14,9 @@ from random import Random
 from typing import Any
 
 from koalapy.api.job_views import JobSubmission
+from koalapy.config.settings import ClusterSection, Settings
 from tests.databases import empty_database
+from tests.proof.clusters import CORES
 from tests.proof.grid import ProofGrid, proof_grid
 from tests.proof.loop import SingleThreadLoop, repeatable_process
 
@@ -25,6 +27,7 @@ HORIZON_S = 100.0
 """Virtual seconds in which jobs are submitted and faults begin."""
 RECONNECT_S = 10.0
 """Virtual seconds in which agents connect to a new daemon."""
+JUMPS_S = (-3600.0, -5.0, 5.0, 3600.0)
 AUDIT_DELAY_S = 40.0
 """Virtual seconds between the rest of the grid and its audit, in which late removals end."""
 
@@ -43,8 +46,31 @@ class Element:
         return Random(f"{seed} {self.name} details")
 
 
-LONG_S = 500.0
-JOB_KINDS = ("fixed", "non-fixed", "flexible", "array", "dependent", "urgent", "wide", "script", "reserved")
+DURATIONS_S = {"long": 500.0, "lasting": 200.0, "short": 2.0}
+"""Durations of the programs of jobs by kind, of those that are not random."""
+JOB_KINDS = (
+    "fixed",
+    "non-fixed",
+    "flexible",
+    "array",
+    "dependent",
+    "urgent",
+    "wide",
+    "script",
+    "reserved",
+    "shared",
+    "planned",
+)
+MIXES = (
+    JOB_KINDS,
+    JOB_KINDS,
+    JOB_KINDS,
+    ("shared", "shared", "shared", "fixed"),
+    ("wide", "wide", "planned", "urgent"),
+    ("lasting", "lasting", "shared", "dependent"),
+)
+"""Kinds among which the jobs of a schedule are drawn: all, those that meet on a node, those that wait long, and those
+that run longer than a lease."""
 FAULT_KINDS = {
     "cut past the lease": 4,
     "long cut": 2,
@@ -62,16 +88,30 @@ FAULT_KINDS = {
     "local jobs": 2,
     "node lost": 2,
     "jobs forgotten": 1,
+    "job ids reused": 2,
+    "agent killed at a step": 4,
+    "daemon killed at a step": 4,
     "clock jump": 1,
+    "daemon clock jump": 1,
 }
 """Kinds by weight: what was dangerous in other systems is more frequent."""
+DAEMON_FAULTS = (
+    "daemon restart",
+    "short daemon restart",
+    "daemon killed at a step",
+    "daemon clock jump",
+    "commands of an earlier daemon",
+)
+MAX_PASSES = 250
+"""Passes of the event loop within which a process is killed at a step: as many as a short job needs on an idle grid."""
 
 
 def draw_schedule(seed: int) -> list[Element]:
     """Return the jobs and faults of a schedule in the order of their times."""
     random = Random(seed)
+    job_kinds = random.choice(MIXES)
     elements = [
-        Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(JOB_KINDS))
+        Element(f"job{number}", random.uniform(0, 0.7 * HORIZON_S), random.choice(job_kinds))
         for number in range(random.randint(2, 4))
     ]
     kinds, weights = zip(*FAULT_KINDS.items(), strict=True)
@@ -84,17 +124,23 @@ def draw_schedule(seed: int) -> list[Element]:
 
 
 def draw_dangerous_schedule(seed: int) -> list[Element]:
-    """Return a schedule with what planted faults need, at times from the seed: long jobs on both clusters, a short
-    and a dependent job, an array, a partition past the lease, restarts of agents and daemon, and outdated commands.
+    """Return a schedule with what planted faults need, at times from the seed: long jobs on both clusters, short jobs
+    that have ended when outdated commands arrive, a dependent job, an array, a partition past the lease, restarts of
+    agents and daemon. The long jobs leave half of the nodes free, so that a job that must not start can start.
     """
     random = Random(seed)
-    jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(6)]
-    jobs += [Element("job6", 6.0, "dependent"), Element("job7", 7.0, "array"), Element("job8", 0.5, "short")]
+    jobs = [Element(f"job{number}", random.uniform(0, 5.0), "long") for number in range(4)]
+    jobs += [
+        Element("job6", 6.0, "dependent"),  # on a long job, since the short ones come later
+        Element("job7", 7.0, "array"),
+        Element("job8", 8.0, "short"),
+        Element("job9", 9.0, "short"),
+    ]
     faults = [
         Element("fault0", min(job.at for job in jobs) + 0.3, "short daemon restart"),
         Element("fault1", random.uniform(220.0, 260.0), "long cut"),
         Element("fault2", random.uniform(220.0, 260.0), "agent restart"),
-        Element("fault3", random.uniform(12.0, 20.0), "commands of an earlier daemon"),
+        Element("fault3", random.uniform(24.0, 32.0), "commands of an earlier daemon"),
         Element("fault4", random.uniform(220.0, 260.0), "agent restart"),
         Element("fault5", random.uniform(220.0, 400.0), random.choice(sorted(FAULT_KINDS))),
     ]
@@ -119,15 +165,19 @@ def make_body(kind: str, random: Random, earlier: int | None) -> dict[str, Any]:
         request = {"type": "nonfixed", "components": [_component(size) for size in sizes]}
     elif kind == "flexible":
         request = {"type": "flexible", "total_size": random.randint(2, 7)}
-    elif kind == "wide":
+    elif kind in ("wide", "planned"):
         request["components"] = [_component(4, "north"), _component(3, "south")]
-    elif kind in ("array", "dependent", "long", "short", "script"):
+    elif kind in ("array", "dependent", "long", "lasting", "short", "script"):
         request = {"type": "nonfixed", "components": [_component(1)]}
     body: dict[str, Any] = {"request": request, "command": ["true"], "launcher": "processes"}
     if kind == "array":
         body["array"] = f"0-{random.randint(1, 5)}%{random.randint(1, 4)}"
     if kind == "script":
         body |= {"command": ["steps.sh"], "script": "#!/bin/sh\ntrue\ntrue\n", "launcher": "openmpi"}
+    if kind == "shared":
+        body |= {"share": True, "cores": random.randint(1, CORES - 1)}
+    if kind == "planned":
+        body["walltime"] = 120.0
     if kind == "urgent":
         body["priority"] = "high"
     if kind == "dependent" and earlier is not None:
@@ -142,8 +192,8 @@ async def play_job(grid: ProofGrid, element: Element, acknowledged: dict[str, in
     body = make_body(element.kind, random, earlier)
     duration, code = random.choice([2.0, 10.0, 30.0, 90.0]), random.choice([0, 0, 0, 3])
     repeats, cancel_after = random.random() < 0.3, random.choice([None, None, None, random.uniform(0, 60.0)])
-    if element.kind in ("long", "short"):
-        duration, code, repeats, cancel_after = LONG_S if element.kind == "long" else 2.0, 0, True, None
+    if (fixed := DURATIONS_S.get(element.kind)) is not None:
+        duration, code, repeats, cancel_after = fixed, 0, True, None
     if element.kind == "reserved":
         body["reservation"] = element.name
         request = JobSubmission.model_validate(body | {"reservation": ""}).to_model().request
@@ -182,15 +232,21 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
             way.slowness_s = random.uniform(0.1, 5.0)
             await asyncio.sleep(lasts)
             way.slowness_s = 0.0
-        case "agent restart":
+        case "agent restart" | "agent killed at a step":
+            if element.kind == "agent killed at a step":
+                await grid.loop.run_passes(random.randint(1, MAX_PASSES))
             grid.kill_agent(name)
             await asyncio.sleep(random.choice([0.1, lasts, LEASE_S + lasts]))
             grid.start_agent(name)
-        case "daemon restart" | "short daemon restart" | "commands of an earlier daemon":
+        case _ if element.kind in DAEMON_FAULTS:
+            if element.kind == "daemon killed at a step":
+                await grid.loop.run_passes(random.randint(1, MAX_PASSES))
             if grid.daemon is None:
                 return  # another fault has ended it
             sent = {name: len(way.sent) for name, way in grid.ways.items()}
             await grid.crash_daemon()
+            if element.kind == "daemon clock jump":
+                grid.daemon_clock.offset += random.choice(JUMPS_S)
             is_short = element.kind == "short daemon restart"
             await asyncio.sleep(0.1 if is_short else random.choice([0.1, lasts, LEASE_S + lasts]))
             await grid.start_daemon()
@@ -212,8 +268,10 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
                 cluster.end_job(random.choice(running), is_cancelled=True)
         case "jobs forgotten":
             cluster.forget_ended()
+        case "job ids reused":
+            cluster.reuse_ids()
         case "clock jump":
-            grid.clocks[name].offset += random.choice([-3600.0, -5.0, 5.0, 3600.0])
+            grid.clocks[name].offset += random.choice(JUMPS_S)
         case _:
             lie, value = {
                 "lost replies": ("lose_reply", random.uniform(0.2, 0.9)),
@@ -227,6 +285,14 @@ async def play_fault(grid: ProofGrid, element: Element) -> None:
 
 
 # Runs
+
+
+@cache
+def grid_settings() -> Settings:
+    sections = {name: ClusterSection(kind="drmaa", token=f"the token of {name}'s agent") for name in CLUSTERS}
+    return Settings.model_validate(
+        {"rules": RULES, "lease": LEASE_S, "clusters": sections, "record": {"enabled": False}}
+    )
 
 
 @dataclass(slots=True)
@@ -245,7 +311,7 @@ class Outcome:
 async def _play(directory: Path, seed: int, elements: Collection[Element]) -> Outcome:
     loop = asyncio.get_running_loop()
     failures: list[str] = []
-    async with proof_grid(directory, seed, CLUSTERS, {"lease": LEASE_S}, **RULES) as grid:
+    async with proof_grid(directory, seed, grid_settings()) as grid:
         await asyncio.sleep(3.0)
         acknowledged: dict[str, int] = {}
         began = loop.time()

@@ -55,10 +55,6 @@ FIRST_SNAPSHOT_TIMEOUT = 10.0
 would count the components as lost, though their runners are connected."""
 VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
 """Seconds between two checks of the installed versions; the second if the resource manager's is unknown."""
-STATUS_INTERVAL = 10.0
-"""Seconds between two status reports to a service manager without a watchdog."""
-RETRY_INTERVAL = 2.0
-"""Seconds between two retries of what could not be written or sent."""
 MAX_THREADS = 64
 """Threads for blocking calls. A daemon or file system that hangs must not delay the resource manager."""
 
@@ -156,7 +152,7 @@ class Agent:
         silence = settings.forget_after, timeouts.expiry_check_s
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._monitor.request_poll)
+        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._monitor.request_poll, timeouts)
         self._undone: list[wire.Command] = []
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
@@ -240,12 +236,12 @@ class Agent:
             manager.send_heartbeat(
                 "; ".join(filter(None, (away, self._monitor.problem))) or f"serving {self._settings.cluster}"
             )
-            await asyncio.sleep(manager.interval or STATUS_INTERVAL)
+            await asyncio.sleep(manager.interval or self._timeouts.report_interval_s)
 
     async def _retry_regularly(self) -> None:
-        """Repeat every ``RETRY_INTERVAL`` seconds what failed because a disk was full or a message was lost."""
+        """Repeat regularly what failed because a disk was full or a message was lost."""
         while True:
-            await asyncio.sleep(RETRY_INTERVAL)
+            await asyncio.sleep(self._timeouts.retry_s)
             self._barrier.retry_output()
             self._reporter.resend_output()
             for component in list(self._reporter.components.values()):

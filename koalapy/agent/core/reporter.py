@@ -11,6 +11,7 @@ import structlog
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.lrm_monitor import LrmMonitor
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.agent.runners.uplink import Uplink
@@ -43,8 +44,6 @@ RESEND_INTERVAL = 10.0
 DELIVERY_TIMEOUT = 300.0
 """Seconds for which a connected daemon may acknowledge nothing of an ended component's output."""
 EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
-CHECK_INTERVAL = 5.0
-"""Seconds between two checks."""
 CHECK_TIMEOUT = 10.0
 """Seconds that a disk may take to report its free space."""
 
@@ -300,12 +299,13 @@ class DiskWatch:
     _folders: Mapping[str, Path]
     _limits: DiskLimits
     _changed: Callable[[], None]
+    _timeouts: AgentTimeouts
 
     async def watch_disks(self) -> None:
-        """Check the disks every ``CHECK_INTERVAL`` seconds until cancelled."""
+        """Check the disks regularly until cancelled."""
         while True:
             await self.check_disks()
-            await asyncio.sleep(CHECK_INTERVAL)
+            await asyncio.sleep(self._timeouts.disk_check_s)
 
     async def check_disks(self) -> None:
         """Measure the agent's disks and apply the result. Report a disk as full if it does not answer in time."""

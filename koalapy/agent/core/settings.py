@@ -239,15 +239,19 @@ class AgentTimeouts:
     lrm_silence_s: float = 5.0
     """Duration of a poll after which the resource manager is reported as not answering."""
     report_interval_s: float = 10.0
-    """Time between two reports of an unchanged cluster."""
+    """Time between two reports of an unchanged cluster, and to a service manager without a watchdog."""
     submit_pause_s: float = 0.2
     """Base of the pauses between two attempts to submit a job; each pause doubles."""
     runner_connect_s: float = 60.0
     """Time that runners have to connect once the resource manager reports them as running."""
     expiry_check_s: float = 3600.0
     """Time between two searches for remains of expired daemons."""
+    retry_s: float = 2.0
+    """Time between two retries of what could not be written or sent."""
 
     # Files
+    disk_check_s: float = 5.0
+    """Time between two checks of the free space."""
     transfer_retry_s: float = 0.5
     """First pause after a transfer was cut; each further pause doubles."""
     max_transfer_retry_s: float = 16.0

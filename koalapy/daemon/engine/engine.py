@@ -35,6 +35,7 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.recorder import RecordedScheduler
 from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -412,11 +413,20 @@ class Engine:
         return effects.jobs.get(job) or self.queries.job(job)
 
     async def _write_with_retries(self, work: Callable[[], None]) -> None:
-        """Write, and retry until it succeeds: nothing may be acted on that is not stored."""
+        """Write in the writer thread, and retry until it succeeds: nothing may be acted on that is not stored.
+
+        When the database does not answer, reject waiting items; at the daemon's end, give up after a time.
+        """
+
+        def reject_items() -> None:
+            self._cannot_write()
+            if self._stopping and time.monotonic() - began >= LAST_WRITE_TIMEOUT_S:
+                raise StoreUnavailable(self.database.problem)
+
         while True:
             began = time.monotonic()
             try:
-                await self._try_to_write(work)
+                await self.database.run_transaction(WRITER, self._writer, work, reject_items)
                 self.instruments.writes.note(time.monotonic() - began)
                 self.database.note_success(WRITER)
                 return
@@ -426,20 +436,6 @@ class Engine:
                 if self._stopping:
                     raise  # as if killed: nothing of it was sent to agents
                 await asyncio.sleep(RETRY_INTERVAL_S)
-
-    async def _try_to_write(self, work: Callable[[], None]) -> None:
-        """Write in the writer thread.
-
-        When the database does not answer, reject waiting items; at the daemon's end, give up after a time.
-        """
-        began = time.monotonic()
-
-        def reject_items() -> None:
-            self._cannot_write()
-            if self._stopping and time.monotonic() - began >= LAST_WRITE_TIMEOUT_S:
-                raise StoreUnavailable(self.database.problem)
-
-        await self.database.run_transaction(WRITER, self._writer, work, reject_items)
 
     def _cannot_write(self, reason: str = "") -> None:
         """Reject the waiting items that clients can retry."""
@@ -522,11 +518,11 @@ def log_change(job: Job, previous_state: JobState | None) -> None:
         log.debug("a job has changed", action="job-changed", **fields)
 
 
-def steady_clock() -> Callable[[], float]:
+def steady_clock(machine: Clock = SYSTEM_CLOCK) -> Callable[[], float]:
     """Return a clock that starts at the machine's time and then counts on by the time since boot.
 
     Deadlines of jobs depend on it, so a step of the machine's clock must not affect it. It follows the
     machine's clock at the next start of the daemon.
     """
-    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = machine.now() - machine.since_boot()
+    return lambda: began + machine.since_boot()
