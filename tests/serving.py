@@ -27,7 +27,7 @@ from koalapy.api.tokens import limits_router
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import NodeLists
-from koalapy.daemon.alerts.alerts import Alerts
+from koalapy.daemon.alerts.alerts import Alerts, Check
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks, check_disks
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
@@ -47,6 +47,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import LimitsInUse, StorageLimits
 from koalapy.daemon.jobs.record import Record
+from koalapy.daemon.jobs.share_weights import ShareWeights
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
@@ -60,7 +61,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity, Permission
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.limits import Limits
+from koalapy.model.limits import FairShareSettings, Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.notification import Notification
 from koalapy.model.reports import ClusterReport
@@ -91,6 +92,7 @@ from koalapy.store.service_tables import (
     MeasurementStore,
     ReservationStore,
     SampleStore,
+    ShareWeightStore,
     TokenStore,
 )
 from koalapy.store.sql import JobStore
@@ -274,13 +276,15 @@ async def serving(
     cluster_nodes: Mapping[str, int] = CLUSTER_NODES,
     links: Mapping[tuple[str, str], Link] = LINKS,
     alert_rules: AlertRules | None = None,
+    alert_checks: Sequence[Check] = (),
     simulates_apart: bool = False,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of a daemon with clusters and no agents.
 
     ``has_agent_routes`` adds the routes of agents, without a hub, and of background load, which is not allowed;
     ``has_dashboard`` adds the pages of the dashboard. With ``alert_rules`` the alerts have the checks of clusters and
-    jobs, which the test runs. ``simulates_apart``: forecasts are computed in child processes, as by the daemon.
+    jobs and ``alert_checks``, which the test runs. ``simulates_apart``: forecasts are computed in child processes, as
+    by the daemon.
     """
     database = Database(open_database(path, busy_timeout_ms))
     store = JobStore(database)
@@ -366,7 +370,8 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, None if simulates_apart else _answer_here)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
+    cluster_checks = ClusterChecks(clusters_of, (), started_at=0.0)
+    checks = (cluster_checks, partial(check_disks, list, clusters_of, DiskLimits()), *alert_checks)
     mark_store = AlertMarkStore(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)
@@ -386,7 +391,13 @@ async def serving(
         "history": history,
         "identities": identities,
         "jobs": jobs,
-        "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
+        "limits": LimitsInUse(
+            queries.owner_use,
+            bundles.size_of,
+            results.size_of,
+            engine.clock,
+            ShareWeights(engine, ShareWeightStore(database), shares.settings if shares else FairShareSettings()),
+        ),
         "network": network,
         "hub": SimpleNamespace(describe_agent=lambda name: HOSTILE_AGENT),
         "certificate": SimpleNamespace(fingerprint="ab" * 32, expires_at=2e9),

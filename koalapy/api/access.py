@@ -98,6 +98,7 @@ ACCESS: Mapping[str, Access] = {
     "show_job": Role.USER,
     "show_limits": Role.USER,
     "list_shares": Role.USER,
+    "set_weight": Role.OPERATOR,
     "list_states": Role.USER,
     "show_link_history": Role.USER,
     "show_network": Role.USER,

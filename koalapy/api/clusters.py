@@ -64,6 +64,8 @@ class ResumeOrder(Input):
     """Whether the planned drains are withdrawn, in place of the one in force."""
     begin: fields.PointInTime | None = None
     """Only the planned drain that begins in this minute is withdrawn."""
+    ordered: fields.PointInTime | None = None
+    """Of several that begin then, the one that was ordered in this second (its field `at`)."""
 
 
 class LossOrder(Input):
@@ -172,7 +174,7 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
     async def resume_cluster(name: Name, order: ResumeOrder | None = None) -> Any:
         """Place jobs on a drained cluster again, or withdraw planned drains."""
         order = order or ResumeOrder()
-        return await service.resume_cluster(name, planned=order.planned, begin=order.begin)
+        return await service.resume_cluster(name, **order.model_dump())
 
     @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=problem_responses(409))
     async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:

@@ -277,7 +277,7 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         it by name, and by simulation the waiting jobs that would start later. It takes some seconds and changes
         nothing."""
         if not simulate:
-            return service.describe_drain(name, begin)
+            return service.describe_drain(name, begin, end)
         return await cancel_on_disconnect(request, service.preview_drain(name, begin=begin, end=end))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))

@@ -171,6 +171,14 @@ class LimitsView(Output):
     """Contact for higher limits."""
 
 
+class WeightOrder(Input):
+    """A weight of a user in fair share, and why."""
+
+    weight: Annotated[float, Field(ge=0, le=1e9)] | None
+    """Null: as configured."""
+    reason: fields.GivenReason
+
+
 class SharesView(Output):
     shares: list[ShareLine]
     """Each group before its members, those whose jobs come first at the top; empty without fair shares."""
@@ -189,6 +197,12 @@ def limits_router(limits: LimitsInUse) -> APIRouter:
     @router.get("/shares", response_model=SharesView)
     async def list_shares(caller: Caller) -> Any:
         """List the use of groups and users compared with their weights; other users for operators only."""
+        return {"shares": limits.read_shares(caller)}
+
+    @router.post("/shares/{user}", response_model=SharesView, responses=problem_responses(409))
+    async def set_weight(caller: Caller, user: UserName, order: WeightOrder) -> Any:
+        """Set the weight of a user in fair share, which counts from the next scheduling cycle on."""
+        await limits.weights.set_weight(user, order.weight, order.reason, caller)
         return {"shares": limits.read_shares(caller)}
 
     return router

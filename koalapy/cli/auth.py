@@ -8,6 +8,7 @@ from html import escape
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import (
@@ -111,9 +112,20 @@ def show_limits(
     print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _format_limits)
 
 
-def show_shares(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Show the use of the grid by groups and users, compared with their weights."""
-    print_answer(daemon.client().get("/api/v1/limits/shares"), as_json, _format_shares)
+def show_shares(
+    user: Annotated[str | None, Option(help="set the weight of this user, for operators", completes="users")] = None,
+    weight: Annotated[float | None, Option(help="the new weight; without it, as configured")] = None,
+    reason: Annotated[str, Option(help="why it is set")] = "",
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Show the use of the grid by groups and users, compared with their weights, or set the weight of a user."""
+    path = "/api/v1/limits/shares"
+    if user is None:
+        answer = daemon.client().get(path)
+    else:
+        answer = daemon.client().post(f"{path}/{quote(user, safe='')}", {"weight": weight, "reason": reason})
+    print_answer(answer, as_json, _format_shares)
 
 
 def _format_shares(answer: Json) -> str:
@@ -123,7 +135,7 @@ def _format_shares(answer: Json) -> str:
         [
             line["group"] or "-",
             line["user"] or "(all)",
-            f"{line['weight']:g}",
+            f"{line['weight']:g}" + (f" (by {line['set_weight']['by']})" if line["set_weight"] else ""),
             f"{100 * line['target']:.1f} %",
             f"{100 * line['share']:.1f} %",
             f"{line['node_hours']:.1f}",

@@ -15,6 +15,7 @@ from koalapy.daemon.alerts.notifications import build_notifications
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.forecast.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
+from koalapy.daemon.jobs.share_weights import merge_weights
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.audit import Audit
@@ -143,7 +144,7 @@ def collect_beginning(
             settings.limits,
             settings.limits_contact,
             tuple(stores.history.node_use(now - DAY)) if counts_hours else (),
-            settings.fair_share if has_shares else None,
+            merge_weights(settings.fair_share, stores.share_weights.load()) if has_shares else None,
             tuple(stores.history.charges(charged_since)) if has_shares else (),
         ),
         {name: catalogue.good_sites(name) for name in sorted(file_names)},

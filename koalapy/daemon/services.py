@@ -53,6 +53,7 @@ from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import LimitsInUse, StorageLimits
 from koalapy.daemon.jobs.record import FLUSH_INTERVAL
 from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, removal_clock
+from koalapy.daemon.jobs.share_weights import ShareWeights
 from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL
@@ -186,7 +187,13 @@ class Services:
             lambda: engine.draining,
             queries.result_sources,
         )
-        self.limits = LimitsInUse(queries.owner_use, self.bundles.size_of, self.results.size_of, clock)
+        self.limits = LimitsInUse(
+            queries.owner_use,
+            self.bundles.size_of,
+            self.results.size_of,
+            clock,
+            ShareWeights(engine, stores.share_weights, settings.fair_share),
+        )
         self.history = History(stores.history, clock, queries.jobs, settings.jobs_keep)
         self.samples = Samples(engine, stores.samples, clock)
 

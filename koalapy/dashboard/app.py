@@ -22,6 +22,7 @@ from koalapy.dashboard.pages.new_job import add_new_job
 from koalapy.dashboard.pages.overview import add_overview
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
+from koalapy.dashboard.pages.search import add_search
 from koalapy.dashboard.pages.timeline import add_timeline
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.rendering import load_page_files
@@ -50,6 +51,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_overview(dashboard, services, survey)
     add_mine(dashboard, services)
     add_queue(dashboard, services)
+    add_search(dashboard)
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
     add_job(dashboard, services, audit)
     add_clusters(dashboard, services, survey, audit)

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.construction import fast_constructor
-from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
+from koalapy.model.errors import NotFoundError, ProblemCode, UsageError, reject
 from koalapy.model.job_sizes import NodeReservation, SizeRanges, accepts_size, select_partition
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement, divide_memory
 from koalapy.model.request import ClusterName, InputFile, Request
 from koalapy.model.request import LinkUse as LinkUse
+from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S
 from koalapy.model.wording import format_list, suggest_names
 
 T = TypeVar("T")
@@ -103,6 +104,16 @@ class Drain:
         """Return who ordered it and why: ``by ada: new switches``."""
         author = f"by {self.by}" if self.by else "by an operator"
         return f"{author}: {self.reason}" if self.reason else author
+
+
+def check_drain_times(begin: float | None, end: float | None, now: float) -> None:
+    """Raise ``UsageError`` for impossible times of a drain, in seconds since the epoch."""
+    if begin is not None and begin < now - MAX_LATE_S:
+        reject("begin", begin, "has passed", "give a time to come, or leave it out to drain at once")
+    if begin is not None and begin > now + MAX_SPAN_S:
+        reject("begin", begin, "is more than 366 days ahead", "plan it later")
+    if end is not None and end <= max(now, begin or now):
+        reject("end", end, "is not after the begin of the drain", "give a later one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,10 +62,10 @@ def _clusters(job: Job) -> Iterable[str]:
     return (component.cluster for component in job.spec.request.components if component.cluster)
 
 
-def _all_texts(job: Job) -> Iterable[str]:
-    """Return the texts that a bare word searches, in lower case."""
+def _all_text(job: Job) -> str:
+    """Return the texts that a bare word searches, in lower case, one a line."""
     spec = job.spec
-    return (text.lower() for text in (spec.name, spec.owner, application_of(spec), *_clusters(job)))
+    return "\n".join((spec.name, spec.owner, application_of(spec), *_clusters(job))).lower()
 
 
 def _end_days(job: Job) -> Iterable[str]:
@@ -92,7 +92,7 @@ KINDS: dict[str, _Kind] = {
     "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),
     "ended": _Kind("ended>2d", True, texts=_end_days, number=_seconds_since_end, unit="seconds"),
     "array": _Kind("array:7", False, texts=lambda job: () if job.array_job is None else (str(job.array_job),)),
-    "any": _Kind("any:wave", False, texts=lambda job: _all_texts(job)),
+    "any": _Kind("any:wave", False, texts=lambda job: _all_text(job).split("\n")),
     "restarts": _Kind("restarts>0", False, number=lambda job, _: job.restarts),
 }
 _CHOICES = {"priority": [str(priority) for priority in Priority], "state": sorted(STATE_GROUPS)}
@@ -109,13 +109,14 @@ _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda n
 _MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
 LITERAL_STAR = _STAR = "\ue000"
 """Stands for a literal ``*``. Users cannot enter it, since it is not printable."""
-STORED_KINDS = frozenset({"user", "name", "app", "home", "priority", "cluster"})
+STORED_KINDS = frozenset({"user", "name", "app", "home", "priority", "cluster", "any"})
 """The kinds of terms that compare texts which the database can select."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
 _PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d|[\d*-]*\*[\d*-]*", re.ASCII)
 _JOB_NUMBER = re.compile(r"[0-9]{1,18}")
+_PART = re.compile(r"\*[^*]+\*")
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
 
@@ -340,6 +341,10 @@ def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, fl
     texts = search_kind.texts
     if texts is None:
         return lambda job, now: True  # ``JobSearch.states`` holds the states
+    parts = [value[1:-1].replace(_STAR, "*") for value in values if _PART.fullmatch(value)]
+    if texts is KINDS["any"].texts and len(parts) == len(values):  # as a bare word; no value has a line break
+        first, *others = parts
+        return lambda job, now: first in (text := _all_text(job)) or any(part in text for part in others)
     exact = frozenset(value.replace(_STAR, "*") for value in values if "*" not in value)
     patterns = [_pattern(value) for value in values if "*" in value]
     if not patterns:

@@ -113,6 +113,19 @@ class FairShareSettings:
     """Group -> weight. Its members share what it has; a user of several groups belongs to the first of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShareWeight:
+    """The weight of a user that an operator has set, in place of the configured one."""
+
+    user: str
+    weight: Weight | None
+    """None: as configured again."""
+    by: str
+    reason: str
+    at: float
+    """In seconds since the epoch."""
+
+
 class Charge(NamedTuple):
     """Use of nodes by jobs that have ended, as charged in fair share."""
 
@@ -139,6 +152,8 @@ class ShareLine:
     """Its decayed use."""
     nodes: int
     """Nodes in use now."""
+    set_weight: ShareWeight | None = None
+    """Who set the weight and why; None: it is the configured one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,9 @@ class EventHandler:
                 self._open_barriers((event.cluster,) if event.is_ready else (), now)
             case ev.ReservationChanged():
                 self._apply_reservation(event.reservation, now)
+            case ev.WeightChanged():
+                if (shares := self._state.owner_use.shares) is not None:
+                    shares.set_weight(event.user, event.weight)
             case ev.PeriodicScan():
                 self._candidates.plan_periodic_scan()
             case _:

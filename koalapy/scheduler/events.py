@@ -123,12 +123,13 @@ class ClusterDrained:
 class ClusterResumed:
     """A drained cluster may be used again; ``planned``: its planned drains are withdrawn instead.
 
-    ``begins_at``: only those planned drains that begin then are withdrawn, in seconds since the epoch.
+    ``begins_at`` and ``ordered_at``: only the planned drain of these times is withdrawn, in seconds since the epoch.
     """
 
     cluster: ClusterName
     planned: bool = False
     begins_at: float | None = None
+    ordered_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,14 @@ class ReservationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightChanged:
+    """The weight of a user in fair share from now on."""
+
+    user: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class PeriodicScan:
     """The time of a periodic scan. With ``event_driven=False`` there are no other scans."""
 
@@ -210,5 +219,6 @@ Event = (
     | LinkMeasured
     | RelayChanged
     | ReservationChanged
+    | WeightChanged
     | PeriodicScan
 )

@@ -84,8 +84,8 @@ class FairShares:
     ) -> None:
         """``groups_of`` returns the groups of a user, of which the first with a weight counts; ``past``: the charged
         use of ended attempts."""
-        self._settings, self._groups_of = settings or FairShareSettings(), groups_of
-        self._half_life = self._settings.half_life
+        self.settings, self._groups_of = settings or FairShareSettings(), groups_of
+        self._half_life, self._weights = self.settings.half_life, dict(self.settings.users)
         self._accounts: dict[ScopeKey, Account] = {}
         self._chains: dict[str, tuple[ScopeKey, ...]] = {}
         """The group, if any, and the account of each user."""
@@ -102,13 +102,20 @@ class FairShares:
     def _chain(self, owner: str) -> tuple[ScopeKey, ...]:
         chain = self._chains.get(owner)
         if chain is None:
-            settings, user = self._settings, ("user", owner)
+            settings, user = self.settings, ("user", owner)
             group = next((("group", name) for name in self._groups_of(owner) if name in settings.groups), None)
             chain = self._chains[owner] = (user,) if group is None else (group, user)
-            self._accounts.setdefault(user, Account(settings.users.get(owner, 1.0)))
+            self._accounts.setdefault(user, Account(self._weights.get(owner, 1.0)))
             if group is not None:
                 self._accounts.setdefault(group, Account(settings.groups[group[1]]))
         return chain
+
+    def set_weight(self, user: str, weight: float) -> None:
+        """Set the weight of a user, which counts from now on."""
+        self._weights[user] = weight
+        if ("user", user) in self._accounts:
+            self._accounts["user", user].weight = weight
+        self._standings.clear()
 
     def standing(self, owner: str, now: float) -> Standing:
         """Return the sort key of a user at a time in seconds: who used least for their weight comes first."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, or_, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, or_, select, text, true, union_all
 
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_search import LITERAL_STAR
@@ -343,7 +343,15 @@ def _has_component(condition: ColumnElement[bool]) -> ColumnElement[bool]:
 def _text_condition(
     connection: Connection, kind: str, values: tuple[str, ...], is_opposite: bool
 ) -> ColumnElement[bool]:
-    """Return the condition of a term of a search (``JobFilter.texts``)."""
+    """Return the condition of a term of a search (``JobFilter.texts``). ``any``: other jobs may match, too."""
+    if kind == "any":
+        texts = [jobs.c.name, jobs.c.owner, jobs.c.application, components.c.cluster]
+        *of_job, cluster = [or_(*(matches_pattern(connection, func.lower(t), v) for v in values)) for t in texts]
+        matches = or_(*of_job, _has_component(cluster))
+        if is_opposite:
+            return ~matches
+        # The database lowers only ASCII letters. Before the first attempt, no column has the clusters of the request.
+        return matches | (jobs.c.generation == 0) if all(map(str.isascii, values)) else true()
     column = components.c.cluster if kind == "cluster" else jobs.c[COLUMN_OF_KIND.get(kind, kind)]
     exact = [value.replace(LITERAL_STAR, "*") for value in values if "*" not in value]
     patterns = [matches_pattern(connection, column, value) for value in values if "*" in value]

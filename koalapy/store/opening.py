@@ -27,6 +27,7 @@ from koalapy.store.service_tables import (
     NotificationStore,
     ReservationStore,
     SampleStore,
+    ShareWeightStore,
     TokenStore,
 )
 from koalapy.store.sql import JobStore
@@ -97,6 +98,7 @@ class Stores:
     samples: SampleStore
     alert_marks: AlertMarkStore
     reservations: ReservationStore
+    share_weights: ShareWeightStore
     output: OutputStore
 
 
@@ -138,5 +140,6 @@ def stores_in_database(
         SampleStore(database),
         AlertMarkStore(database),
         ReservationStore(database),
+        ShareWeightStore(database),
         output,
     )

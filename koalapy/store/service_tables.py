@@ -10,6 +10,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, literal_col
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
 from koalapy.model.history import CLUSTER_SLOT_S, SLOTS_KEPT_S, UseSum
 from koalapy.model.job import JobId
+from koalapy.model.limits import ShareWeight
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Part, Replica, ReplicaState
@@ -90,6 +91,18 @@ class ReservationStore(DatabaseStore):
         with self._database.writing() as connection:
             for chunk in chunks(ids):
                 connection.execute(delete(tables.reservations).where(tables.reservations.c.id.in_(chunk)))
+
+
+class ShareWeightStore(DatabaseStore):
+    """The weights in fair share that operators have set."""
+
+    def load(self) -> list[ShareWeight]:
+        return [ShareWeight(**row) for row in self._database.rows(select(tables.share_weights))]
+
+    def save(self, weight: ShareWeight) -> None:
+        """Insert or replace the weight of a user."""
+        with self._database.writing() as connection:
+            upsert(connection, tables.share_weights, [asdict(weight)])
 
 
 class SampleStore(DatabaseStore):

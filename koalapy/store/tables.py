@@ -542,6 +542,17 @@ reservations = Table(
     _one_of("state", ReservationState),
 )
 
+# The weights in fair share that operators have set; without one, it is as configured again.
+share_weights = Table(
+    "share_weights",
+    metadata,
+    Column("user", Plain(200), primary_key=True),
+    Column("weight", Float),
+    Column("by", Plain(200), nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    Column("at", Float, nullable=False),
+)
+
 # Notifications that are not delivered yet.
 notifications = Table(
     "notifications",

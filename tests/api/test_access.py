@@ -69,6 +69,7 @@ BODIES: dict[str, Any] = {
     "hold_jobs": {"jobs": [1]},
     "release_jobs": {"jobs": [1]},
     "set_priority": {"jobs": [1], "priority": "low"},
+    "set_weight": {"weight": 2, "reason": "more work"},
     "change_job": {},
     "explain_change": {},
     "add_replica": {"name": "m", "cluster": "north", "path": "/m"},
@@ -158,6 +159,7 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "preview_drain",
         "remove_replicas",
         "resume_cluster",
+        "set_weight",
         "start_background",
         "stop_background",
         "test_notification",
@@ -192,7 +194,14 @@ async def test_route_admits_only_callers_of_its_access_table(api: Api, caller: s
     checked_routes = 0
     for operation, method, path in api.list_operations():
         url = path.format(
-            job=1, name="north", one="north", other="south", cluster="north", bundle=sha256_hex(BUNDLE), token="1.1.0"
+            job=1,
+            user="ada",
+            name="north",
+            one="north",
+            other="south",
+            cluster="north",
+            bundle=sha256_hex(BUNDLE),
+            token="1.1.0",
         )
         is_agent_route = path.startswith("/api/v1/agents/")
         access_level = "agents" if is_agent_route else str(ACCESS.get(operation, Role.ADMIN))

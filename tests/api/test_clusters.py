@@ -57,6 +57,20 @@ async def test_one_planned_drain_is_withdrawn_by_its_begin(open_api: Open) -> No
     assert [drain["begins_at"] for drain in resumed.json()["planned_drains"]] == [second]
 
 
+async def test_exactly_one_of_several_drains_of_a_minute_is_withdrawn(open_api: Open) -> None:
+    api, path = await open_api(), "/api/v1/clusters/north"
+    for second, reason in ((10, "new disks"), (40, "new switch"), (40, "new roof")):
+        order = {"reason": reason, "begin": f"2027-03-01T08:00:{second}Z"}
+        cluster = (await api.post(f"{path}/drain", json=order)).json()
+    unclear = await api.post(f"{path}/resume", json={"begin": "2027-03-01T08:00Z"})
+    assert (unclear.status_code, unclear.json()["field"]) == (409, "ordered")
+    assert "by ada: new disks, " in unclear.json()["hint"]
+    await api.post(f"{path}/resume", json={"begin": "2027-03-01T08:00:10Z"})
+    ordered = cluster["planned_drains"][1]["at"]
+    resumed = await api.post(f"{path}/resume", json={"begin": "2027-03-01T08:00:40Z", "ordered": ordered})
+    assert len(resumed.json()["planned_drains"]) == 1
+
+
 @pytest.mark.parametrize(
     ("order", "field"),
     [
@@ -102,6 +116,9 @@ async def test_preview_of_planned_drain_takes_points_in_time(open_api: Open) -> 
     api, path = await open_api(), "/api/v1/clusters/north/drain"
     preview = await api.get(path, params={"simulate": "false", "begin": "now+1h", "end": "now+2h"})
     assert (preview.status_code, preview.json()["running"], preview.json()["delayed"]) == (200, [], None)
+    assert preview.json()["begins_at"] < preview.json()["ends_at"]
+    impossible = {"begin": "2020-01-01", "end": "now-1h"}
     for field in ("begin", "end"):
-        refused = await api.get(path, params={"simulate": "false", field: "whenever"})
-        assert (refused.status_code, refused.json()["field"]) == (422, field)
+        for value in ("whenever", impossible[field]):
+            refused = await api.get(path, params={"simulate": "false", field: value})
+            assert (refused.status_code, refused.json()["field"]) == (422, field)

@@ -107,5 +107,34 @@ async def test_shares_of_other_users_are_for_operators(open_api: Open) -> None:
     assert {line["user"] for line in mine.json()["shares"]} == {"", "alice"}
 
 
+async def test_set_weight_replaces_configured_one_and_says_so(open_api: Open) -> None:
+    past = [Charge(user, 7200.0, 0.0) for user in ("ada", "alice")]
+    api = await open_api(shares=FairShares(FairShareSettings(users={"alice": 3.0}), past=past))
+
+    async def weights() -> dict[str, tuple[float, str]]:
+        shares = (await api.get("/api/v1/limits/shares")).json()["shares"]
+        return {s["user"]: (s["weight"], s["set_weight"]["reason"] if s["set_weight"] else "") for s in shares}
+
+    for user, weight in (("alice", 5.0), ("new", 2.0)):
+        order = {"weight": weight, "reason": "a deadline"}
+        assert (await api.post(f"/api/v1/limits/shares/{user}", json=order)).status_code == 200
+    assert await weights() == {"ada": (1.0, ""), "alice": (5.0, "a deadline"), "new": (2.0, "a deadline")}
+    entry = (await api.get("/api/v1/audit?action=set_weight")).json()["entries"][0]
+    assert (entry["target"], entry["detail"]) == ("user alice", "weight 5: a deadline")
+    await api.post("/api/v1/limits/shares/alice", json={"weight": None, "reason": "it has passed"})
+    assert (await weights())["alice"] == (3.0, "")
+    order = {"weight": 9.0, "reason": "more for me"}
+    answer = await api.post("/api/v1/limits/shares/alice", json=order, headers=await headers_of_alice(api))
+    assert answer.status_code == 403
+
+
+async def test_set_weight_without_fair_share_returns_409(open_api: Open) -> None:
+    answer = await (await open_api()).post("/api/v1/limits/shares/ada", json={"weight": 2, "reason": "x"})
+    assert (answer.status_code, answer.json()["hint"].partition(" ")[2]) == (
+        409,
+        "rules.queue_order to fair-share in the daemon's configuration",
+    )
+
+
 async def test_shares_without_fair_share_are_empty(open_api: Open) -> None:
     assert (await (await open_api()).get("/api/v1/limits/shares")).json() == {"shares": []}

@@ -202,6 +202,8 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         "/limits?x=1",
     ):
         await api.get(f"/api/v1{path}")
+    for order in ({"weight": 2, "reason": "more work"}, {"weight": -1}):
+        await api.post("/api/v1/limits/shares/bob", json=order)
     for order in ({"tokens": [2]}, {"tokens": [9]}, {"all": True}, {"tokens": "x"}):
         await api.post("/api/v1/tokens/revoke", json=order)
     for token in (1, 9):

@@ -221,7 +221,7 @@ class MemoryService:
         return self.south
 
     async def resume_cluster(
-        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None
+        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None, ordered: float | None = None
     ) -> ClusterRecord:
         self.get_cluster(cluster)
         if planned or begin is not None:

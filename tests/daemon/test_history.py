@@ -125,10 +125,9 @@ async def test_history_omits_internal_jobs(place: Place) -> None:
     assert await place.read_lines() == previous
 
 
-async def test_history_with_large_span_is_rejected(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.daemon.jobs.history.MAX_LINES", 1)
+async def test_history_with_large_span_is_rejected(place: Place) -> None:
     with pytest.raises(UsageError, match="has more than 1 lines") as refused:
-        await place.read_lines(Kind.USER)
+        await place.read_lines(Kind.USER, max_lines=1)
     assert "step=week" in (refused.value.hint or "")
 
 

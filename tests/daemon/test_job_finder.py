@@ -61,7 +61,7 @@ async def test_find_jobs_with_enough_unfinished_jobs_reads_no_older_ended_jobs()
     assert filters[1].first == 1
 
 
-NAMES = ("wave-1", "wave*", "Wave-1", "50%_off", "[x]?", "")
+NAMES = ("wave-1", "wave*", "Wave-1", "50%_off", "[x]?", "Été", "")
 SEARCHES = (
     "name:wave*",
     "-name:wave*",
@@ -82,6 +82,12 @@ SEARCHES = (
     "cluster:north,south -name:wave*",
     "-policy:worst-fit name:*1",
     "size>1 -user:b*",
+    "wave",
+    "-nor python",
+    "any:ADA,*orth",
+    "-any:*wave*,50%_off",
+    "any:*é*,south",
+    "-any:été",
     "ended:1970-01-01 user:ada",
     "ended:1970-01-0* -ended:1970-01-01",
     "ended:1970-01-02",

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from threading import Event as ThreadEvent
+from typing import Any
 
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.alert import AlertRules
@@ -65,11 +66,12 @@ MAX_RUNNING = 40
 
 @dataclass(frozen=True)
 class Scene:
-    """The size of a grid: ``away`` of its ``clusters`` have no agent."""
+    """The size of a grid: ``away`` of its ``clusters`` have no agent. Without ``troubles`` nothing else is wrong."""
 
     clusters: int
     jobs: int
     away: int = 0
+    troubles: bool = True
 
 
 SCENES = {
@@ -313,7 +315,7 @@ class SceneMaker:
             yield Reported(name, self._report(name, index, held[name]))
             if name in self.away:
                 yield ClusterDisconnected(name, "its agent is not connected", self.now - 4200.0 - index % 5)
-        if len(self.connected) > 5:
+        if len(self.connected) > 5 and self.scene.troubles:
             yield ClusterDrained(self.connected[4], "olga", "new disks on Monday")
 
     def _held(self) -> dict[str, list[tuple[str, Component]]]:
@@ -354,12 +356,14 @@ class SceneMaker:
     def _report(self, name: str, index: int, held: list[tuple[str, Component]]) -> ClusterReport:
         """Return the nodes of a cluster: local users have most of those that no component has."""
         total, used = self.nodes[name], sum(component.size for _, component in held)
-        down = 1 if index % 7 == 3 else 0
+        down = 1 if index % 7 == 3 and self.scene.troubles else 0
         idle = total - used - down
         if self.scene.jobs:
             idle = min(idle, index % 4)
-        free = 2 * 2**30 if index % 11 == 6 else 300 * 2**30
-        problem = "squeue: error: Unable to contact slurm controller (connect failure)" if index == 7 else ""
+        free = 2 * 2**30 if index % 11 == 6 and self.scene.troubles else 300 * 2**30
+        problem = ""
+        if index == 7 and self.scene.troubles:
+            problem = "squeue: error: Unable to contact slurm controller (connect failure)"
         return ClusterReport(
             total,
             idle,
@@ -375,9 +379,13 @@ class SceneMaker:
 
 
 @contextmanager
-def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
-    """Serve the daemon and dashboard of a scene from a thread, with its database in ``folder``."""
-    path, maker = folder / "koala.db", SceneMaker(SCENES[name], time.time())
+def serve_scene(scene: str | Scene, folder: Path, **options: Any) -> Iterator[ServedDaemon]:
+    """Serve the daemon and dashboard of a scene from a thread, with its database in ``folder``.
+
+    ``options`` are those of ``serving``.
+    """
+    path = folder / "koala.db"
+    maker = SceneMaker(SCENES[scene] if isinstance(scene, str) else scene, time.time())
     if maker.jobs:
         store = JobStore(Database(open_database(path)))
         store.write(maker.batch(store.epoch))
@@ -387,8 +395,8 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
         store.release_lease()
         store.close()
     # No agent connects: jobs of the clusters that are away must not become unknown while somebody looks.
-    rules, checks = Rules(unreachable_after=86400.0), AlertRules(hold=0.0)
-    options = {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks, "simulates_apart": True}
+    rules, checks = Rules(unreachable_after=86400.0), AlertRules(hold=0.0, release=0.0)
+    options |= {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks, "simulates_apart": True}
     with daemon_in_thread(path, maker.sites(), rules=rules, has_dashboard=True, **options) as daemon:
         written = ThreadEvent()
         item = WorkItem(events=tuple(maker.events()), after_write=written.set)

@@ -1,6 +1,8 @@
 """The pages Queue and Job: access, filters, actions on many jobs, and hostile output."""
 
+import re
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 
 import pytest
@@ -287,9 +289,30 @@ def test_search_leads_to_job_of_number_and_to_jobs_of_word(people: dict[str, Per
     olga = people["olga"]
     answer = olga.http.get("/search", params={"q": f" {jobs['bob']} "})
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{jobs['bob']}")
-    assert olga.http.get("/search?q=bob").headers["location"] == "/queue?q=bob"
+    assert olga.http.get("/search?q=bob").headers["location"] == "/queue?q=bob+state%3Aany"
+    assert olga.http.get("/search?q=bob+-state:held").headers["location"] == "/queue?q=bob+-state%3Aheld"
     found = olga.get_json("/queue.json", q="BOB")
     assert {job["user"] for job in found["jobs"]} == {"bob"}
     assert found["clusters"] == []
     assert "north" in olga.get_json("/queue.json", q="nort")["clusters"]
     assert people["alice"].get_json("/queue.json", q="bob")["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("person", "q", "completions"),
+    [
+        ("olga", "user:b", ["user:bob"]),
+        ("alice", "user:", ["user:alice"]),
+        ("alice", "name:", ['name:"wave <1>"']),
+        ("olga", "x -state:held,qu", ["x -state:held,queued"]),
+        ("olga", "po", ["policy:"]),
+        ("olga", "nor", ["north"]),
+        ("olga", "cluster:north,so", ["cluster:north,south"]),
+        ("olga", "nothing:", []),
+    ],
+)
+def test_search_is_completed_by_terms_and_visible_values(
+    people: dict[str, Person], person: str, q: str, completions: list[str]
+) -> None:
+    options = people[person].http.get("/search/terms", params={"q": q}).text
+    assert [unescape(text) for text in re.findall('<option value="([^"]*)">', options)] == completions

@@ -1,13 +1,19 @@
 """The pages Users, Files and Audit."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
+from koalapy.daemon.jobs.history import MAX_LINES
 from koalapy.dashboard.pages.audit import MAX_CHANGES
+from koalapy.model.history import day_of
 from koalapy.model.limits import Charge, FairShareSettings
 from koalapy.scheduler.fair_share import FairShares
+from koalapy.store import tables
+from koalapy.store.engine import make_engine
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.dashboard.people import Person, create_token
@@ -140,3 +146,32 @@ def test_users_page_shows_shares_in_the_order_of_jobs(tmp_path: Path) -> None:
     assert [(line["user"], line["target"]) for line in lines] == [("alice", 0.75), ("bob", 0.25)]
     assert card.index(">alice<") < card.index(">bob<")
     assert ("75 %" in card, "25 %" in card) == (True, True)
+
+
+def test_operator_sets_weight_with_reason_on_page_of_user(tmp_path: Path) -> None:
+    shares = FairShares(FairShareSettings(users={"alice": 3.0}), past=[Charge("alice", 7200.0, 0.0)])
+    with daemon_in_thread(tmp_path / "koala.db", has_dashboard=True, shares=shares) as daemon:
+        root = Person(daemon, daemon.admin_token)
+        change = {"weight": "5", "reason": "a <deadline>"}
+        answer = root.send_form("/users?user=alice", "/users/alice/weight", **change)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/users?user=alice")
+        page = root.get_page("/users?user=alice")
+        assert 'placeholder="3, as configured"' in page
+        assert "a &lt;deadline&gt;" in page.partition("5 <small>set by")[2]
+        assert shares.standing("alice", 0.0)[0] == pytest.approx(7200.0 / 5)
+        root.send_form("/users?user=alice", "/users/alice/weight", weight="", reason="it has passed")
+        assert shares.standing("alice", 0.0)[0] == pytest.approx(7200.0 / 3)
+        root.close()
+
+
+def test_users_page_shows_node_hours_of_more_users_than_tables_have_lines(tmp_path: Path) -> None:
+    with daemon_in_thread(tmp_path / "koala.db", has_dashboard=True) as daemon:
+        day = day_of(time.time())
+        user = {column.name: 0 for column in tables.days.columns} | {"kind": "user", "day": day, "node_seconds": 36.0}
+        with make_engine(f"sqlite:///{tmp_path}/koala.db").begin() as connection:
+            connection.execute(insert(tables.days), [user | {"name": f"u{n}"} for n in range(MAX_LINES + 1)])
+        root = Person(daemon, daemon.admin_token)
+        view = root.get_json("/users.json")
+        assert view["table"]["total"] > MAX_LINES
+        assert view["users"][0]["month_hours"] in (0.0, 0.01)
+        root.close()

@@ -15,7 +15,7 @@ from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.limits import DAY, Charge, FairShareSettings, ShareLine
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.reservation import Reservation, ReservationState, ReservedPart
-from koalapy.scheduler.events import ReservationChanged
+from koalapy.scheduler.events import ReservationChanged, WeightChanged
 from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
@@ -53,6 +53,18 @@ def line_of(shares: FairShares, now: float, *, user: str = "", group: str = "") 
 
 
 # Order
+
+
+def test_set_weight_orders_waiting_jobs_anew() -> None:
+    world = fair_world()
+    submit(world, "ann", 4, run_time=HOUR)
+    submit(world, "ben", 4, run_time=HOUR)
+    of_ann, of_ben = submit(world, "ann"), submit(world, "ben")
+    assert order_of(world) == [of_ann, of_ben]
+    world.step([WeightChanged("ben", 3.0)])
+    assert order_of(world) == [of_ben, of_ann]
+    world.step([WeightChanged("ben", 0.5)])
+    assert order_of(world) == [of_ann, of_ben]
 
 
 def test_job_of_user_with_less_use_starts_before_older_job() -> None:

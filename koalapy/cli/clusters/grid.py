@@ -185,9 +185,8 @@ def _format_facts(preview: Json, *, requeue: bool, is_planned: bool) -> str:
         rows = [[job["job"], job["owner"], job["nodes"], end] for job, end in zip(running, ends, strict=True)]
         parts.append(_format_jobs(("JOB", "USER", "NODES", "ENDS WITHIN"), rows))
     if bound:
-        parts.append(
-            f"{_count_jobs(len(bound))} in the queue would wait until {name} is resumed: it is named in the job."
-        )
+        until = f"{format_moment(preview['ends_at'])} UTC" if preview["ends_at"] else f"{name} is resumed"
+        parts.append(f"{_count_jobs(len(bound))} in the queue would wait until {until}: the job names {name}.")
         parts.append(_format_places(bound))
     if requeue and running:
         parts.append("The simulation does not include the second start of stopped jobs.")
@@ -235,11 +234,13 @@ def resume_cluster(
     name: Name,
     planned: Annotated[bool, Option("--planned", help="withdraw its planned drains instead")] = False,
     begin: Annotated[str, Option("--from", help="withdraw only the planned drain that begins then")] = "",
+    ordered: Annotated[str, Option("--ordered", help="of several that begin then, the one ordered at this time")] = "",
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Resume a drained cluster, or withdraw planned drains."""
-    order = Json({"planned": True} if planned else {}) | ({"begin": with_time_zone(begin)} if begin else {})
+    times = Json({key: with_time_zone(text) for key, text in (("begin", begin), ("ordered", ordered)) if text})
+    order = Json({"planned": True} if planned else {}) | times
     print_answer(daemon.client().act_on_cluster(name, "resume", order or None), as_json, _format_state)
 
 

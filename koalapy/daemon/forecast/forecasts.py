@@ -8,7 +8,7 @@ from math import inf
 import structlog
 
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
-from koalapy.model.cluster import check_cluster
+from koalapy.model.cluster import check_cluster, check_drain_times
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, UsageError
 from koalapy.model.job import Job, JobId, JobState, new_job
@@ -109,9 +109,13 @@ class DrainPreview:
     Without a simulation of a later begin, the jobs there now that may run until then.
     """
     bound: tuple[JobThere, ...]
-    """Waiting jobs that request the cluster by name, so that they do not start before it is resumed."""
+    """Waiting jobs that request the cluster by name, so that they do not start before its end."""
     waiting: int
     """Number of waiting jobs."""
+    begins_at: float | None = None
+    """In seconds since the epoch; None: now."""
+    ends_at: float | None = None
+    """None: when it is resumed."""
     delayed: tuple[DelayedJob, ...] | None = None
     """Waiting jobs that would start later, those that would not start at all first, then by delay.
 
@@ -157,12 +161,16 @@ class Forecasts:
         """Raise ``UsageError`` or ``NotFoundError`` if a change is impossible now."""
         change.check(moment_of(self._queries, self._people, self._clock()), self._queries.policies)
 
-    def describe_drain(self, cluster: ClusterName, begin: float | None = None) -> DrainPreview:
-        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster.
+    def describe_drain(
+        self, cluster: ClusterName, begin: float | None = None, end: float | None = None
+    ) -> DrainPreview:
+        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster, and
+        ``UsageError`` for impossible times.
 
-        ``begin`` is in seconds since the epoch; None: now.
+        ``begin`` (None: now) and ``end`` (None: when it is resumed) are in seconds since the epoch.
         """
         check_cluster(cluster, [status.name for status in self._queries.grid.clusters()])
+        check_drain_times(begin, end, self._clock())
         now, running, bound, waiting = self._clock(), dict[JobId, JobThere](), list[JobThere](), 0
         for token, nodes in self._queries.grid[cluster].nodes.live.items():
             if (there := self._queries.find(token)) is not None:
@@ -183,6 +191,8 @@ class Forecasts:
             ),
             tuple(sorted(bound, key=lambda there: there.job)),
             waiting,
+            begin,
+            end,
         )
 
     async def preview_drain(
@@ -200,8 +210,8 @@ class Forecasts:
         if ahead + PREVIEW_HORIZON_S > HORIZON:
             hint = f"at most {HORIZON / 86_400:.0f} days are simulated; ask again later"
             raise UsageError("the drain begins too late to simulate it", field="begin", value=begin, hint=hint)
+        preview = self.describe_drain(cluster, begin, end)
         begin = begin if ahead else None
-        preview = self.describe_drain(cluster, begin)
         change = Change(drain=(cluster,), begin=begin, end=end)
         answer = await self.what_if(change, ahead + PREVIEW_HORIZON_S, report, PREVIEW_DRAWS)
         assert answer.changed is not None

@@ -204,9 +204,11 @@ class History:
         """Return the last components of a cluster that ended early; see ``HistoryStore.failed_components``."""
         return await query(self._store.failed_components, cluster, limit)
 
-    async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> UsageTable:
-        """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
-        return (await self._read_tables(span, (kind, step, name)))[0]
+    async def read_table(
+        self, kind: Kind, step: Step, span: Span, name: str | None = None, max_lines: int = MAX_LINES
+    ) -> UsageTable:
+        """Return the figures of a span. Raise ``UsageError`` if they have more than ``max_lines`` lines."""
+        return (await self._read_tables(span, (kind, step, name), max_lines=max_lines))[0]
 
     async def read_table_and_total(
         self, kind: Kind, step: Step, span: Span, name: str | None = None
@@ -215,12 +217,19 @@ class History:
         table, total = await self._read_tables(span, (kind, step, name), (Kind.GRID, Step.ALL, None))
         return table, total.lines[0] if total.lines else None
 
-    async def _read_tables(self, span: Span, *selections: tuple[Kind, Step, str | None]) -> list[UsageTable]:
+    async def _read_tables(
+        self, span: Span, *selections: tuple[Kind, Step, str | None], max_lines: int = MAX_LINES
+    ) -> list[UsageTable]:
         jobs = tuple(self._jobs())  # a copy: the query runs in a thread, while the scheduler changes jobs
-        return await query(self._make_tables, span, selections, jobs, self._clock())
+        return await query(self._make_tables, span, selections, jobs, self._clock(), max_lines)
 
     def _make_tables(
-        self, span: Span, selections: Sequence[tuple[Kind, Step, str | None]], jobs: Sequence[Job], now: float
+        self,
+        span: Span,
+        selections: Sequence[tuple[Kind, Step, str | None]],
+        jobs: Sequence[Job],
+        now: float,
+        max_lines: int,
     ) -> list[UsageTable]:
         """Return a table of the same days for each selection. Runs in a thread."""
         running, (first, last) = count_running_jobs(jobs, now), span.days
@@ -233,14 +242,14 @@ class History:
         since = None if first_day is None else _to_date(first_day)
         tables = []
         for kind, step, name in selections:
-            day_filter = DayFilter(kind, first, last, name, *steps[step], MAX_LINES + 1)
+            day_filter = DayFilter(kind, first, last, name, *steps[step], max_lines + 1)
             days = Days(self._store.days(day_filter))
             for key, figures in running.items():
                 if day_filter.matches(key):
                     days[Key(key.kind, day_filter.period_start(key.day), key.name)].add(figures)
-            if len(days) > MAX_LINES:
+            if len(days) > max_lines:
                 raise UsageError(
-                    f"the table has more than {MAX_LINES} lines",
+                    f"the table has more than {max_lines} lines",
                     field="step",
                     value=str(step),
                     hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",

@@ -23,7 +23,8 @@ from koalapy.daemon.jobs.submissions import ChangedMeanwhile, RelatedJobs, Resol
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, reject
+from koalapy.model.cluster import check_drain_times
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
@@ -31,7 +32,6 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority, describe_cha
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
-from koalapy.model.reservation import MAX_LATE_S, MAX_SPAN_S
 from koalapy.model.wording import format_list, format_utc
 from koalapy.scheduler.events import (
     ClusterCleared,
@@ -207,13 +207,7 @@ class Jobs:
         self.get_cluster(cluster)
         if not reason.strip():
             raise missing_reason(f"cluster {cluster} is to be drained", "all users see it")
-        now = self._engine.clock()
-        if begin is not None and begin < now - MAX_LATE_S:
-            reject("begin", begin, "has passed", "give a time to come, or leave it out to drain at once")
-        if begin is not None and begin > now + MAX_SPAN_S:
-            reject("begin", begin, "is more than 366 days ahead", "plan it later")
-        if end is not None and end <= max(now, begin or now):
-            reject("end", end, "is not after the begin of the drain", "give a later one")
+        check_drain_times(begin, end, self._engine.clock())
         describe_request(f"cluster {cluster}", f"requeue: {reason}" if requeue else reason)
 
         def make_events() -> tuple[Event, ...]:
@@ -226,12 +220,13 @@ class Jobs:
         return self._describe(cluster)
 
     async def resume_cluster(
-        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None
+        self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None, ordered: float | None = None
     ) -> ClusterRecord:
         """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains instead, or with
-        ``begin`` (seconds since the epoch) the one that begins in the minute of that time.
+        ``begin`` (seconds since the epoch) the one that begins in the minute of that time. ``ordered``: of several, the
+        one that was ordered in that second.
 
-        Raise ``ConflictError`` if there are none.
+        Raise ``ConflictError`` if there are none, or several to choose from.
         """
         self.get_cluster(cluster)
         if begin is not None:
@@ -249,13 +244,20 @@ class Jobs:
                 raise ConflictError(f"cluster {cluster} is not drained", field="cluster", value=cluster, hint=hint)
             if begin is None:
                 return (ClusterResumed(cluster, planned),)
-            begins = {drain.since for drain in status.planned_drains if drain.since // 60 == begin // 60}
-            if not begins:
-                now = self._engine.clock()
+            drains = [d for d in status.planned_drains if ordered is None or d.at // 1 == ordered // 1]
+            matching = [d for d in drains if d.since // 1 == begin // 1]
+            matching = matching or [d for d in drains if d.since // 60 == begin // 60]
+            now = self._engine.clock()
+            if not matching:
                 times = format_list([format_utc(drain.since, now) for drain in status.planned_drains])
                 problem = f"cluster {cluster} has no planned drain that begins then"
                 raise ConflictError(problem, field="begin", value=begin, hint=f"its planned drains begin at {times}")
-            return tuple(ClusterResumed(cluster, True, at) for at in sorted(begins))
+            if ordered is None and len(matching) > 1:
+                times = format_list([f"{format_utc(d.at, now, exact=True)} {d.author}" for d in matching])
+                problem = f"cluster {cluster} has {len(matching)} planned drains that begin then"
+                hint = f"give the time of its order, too (--ordered): {times}"
+                raise ConflictError(problem, field="ordered", value=None, hint=hint)
+            return (ClusterResumed(cluster, True, matching[0].since, matching[0].at),)
 
         await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)

@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from koalapy.daemon.jobs.share_weights import ShareWeights
 from koalapy.model.errors import FullError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import NAMES, Limits, Scope, ShareLine
@@ -124,6 +125,7 @@ class LimitsInUse:
     bundle_bytes: Callable[[Scope], Awaitable[int]]
     result_bytes: Callable[[Scope], Awaitable[int]]
     clock: Callable[[], float]
+    weights: ShareWeights
 
     @property
     def limits(self) -> Limits:
@@ -131,9 +133,12 @@ class LimitsInUse:
 
     def read_shares(self, caller: Identity) -> list[ShareLine]:
         """Return the use of groups and users compared with their weights, in the order of their waiting jobs; empty
-        without fair shares. Other users are shown to operators only."""
-        lines = () if self.owner_use.shares is None else self.owner_use.shares.lines(self.clock())
-        sees_all = caller.has_role(Role.OPERATOR)
+        without fair shares. Users without use follow if their weight was set. Other users are for operators only."""
+        if self.owner_use.shares is None:
+            return []
+        unused, sees_all = dict(self.weights.by_user), caller.has_role(Role.OPERATOR)
+        lines = [replace(s, set_weight=unused.pop(s.user, None)) for s in self.owner_use.shares.lines(self.clock())]
+        lines += [ShareLine(user, "", w.weight or 0.0, 0.0, 0.0, 0.0, 0, w) for user, w in unused.items()]
         return [line for line in lines if sees_all or line.user in ("", caller.user)]
 
     async def read_limits(self, user: str) -> Sequence[ScopeInUse]:

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
+from pydantic import BeforeValidator
+
+from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name, may_see_errors
 from koalapy.daemon.agents.hub import AgentDetails
@@ -46,6 +50,9 @@ MAX_NODES_SHOWN = 24
 MAX_ERRORS = 20
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
+
+Moment = Annotated[fields.PointInTime | None, BeforeValidator(lambda text: text or None)]
+"""A point in time of a form; None if the field is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +260,17 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page(
         "/clusters/{name}/drain", "drain.html", operation="preview_drain", title="Drain a cluster", live=False
     )
-    async def preview(name: Name, complete: bool = False) -> DrainPreview:
+    async def preview(name: Name, begin: Moment = None, end: Moment = None, complete: bool = False) -> DrainPreview:
         """Return the jobs that a drain of the cluster would affect, without a simulation unless ``complete``."""
-        forecasts = services.forecasts
-        return await forecasts.preview_drain(name) if complete else forecasts.describe_drain(name)
+        if complete:
+            return await services.forecasts.preview_drain(name, begin=begin, end=end)
+        return services.forecasts.describe_drain(name, begin, end)
 
     @dashboard.simulation("/clusters/{name}/drain/result", "drain_result.html", operation="preview_drain")
-    async def prepare(name: Name) -> Simulate:
+    async def prepare(name: Name, begin: Moment = None, end: Moment = None) -> Simulate:
         """Return the simulation of a drain."""
         services.jobs.get_cluster(name)
-        return partial(services.forecasts.preview_drain, name)
+        return partial(services.forecasts.preview_drain, name, begin=begin, end=end)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
     async def clear(name: Name, form: SentForm) -> str:

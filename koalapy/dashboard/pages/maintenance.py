@@ -70,6 +70,7 @@ def add_maintenance(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
-        order = parse_body(ResumeOrder, {key: value for key in ("planned", "begin") if (value := form.get(key))})
-        await services.jobs.resume_cluster(name, planned=order.planned, begin=order.begin)
+        keys = ("planned", "begin", "ordered")
+        order = parse_body(ResumeOrder, {key: value for key in keys if (value := form.get(key))})
+        await services.jobs.resume_cluster(name, **order.model_dump())
         return "/maintenance" if order.planned or order.begin else cluster_path(name)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Query, Response
-from fastapi.responses import RedirectResponse
+from fastapi import Query
 from pydantic import Field
 
 from koalapy.api import fields
@@ -22,7 +21,6 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key
-from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import JobRow, build_rows
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
@@ -51,7 +49,6 @@ MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
-"""Rows that are built before other tasks run. A row may need a call of a policy for the reason why its job waits."""
 MAX_OUTCOMES, MAX_USER_OUTCOMES = 1000, 20
 """Maximum number of stored results of actions, in total and for one user, so that no user displaces those of others."""
 
@@ -223,12 +220,6 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
                 if any(word in cluster.name.lower() for word in q.lower().split() if ":" not in word)
             ][:MAX_CLUSTERS],
         )
-
-    @dashboard.router.get("/search", operation_id="list_jobs")
-    async def search(q: Text = "") -> Response:
-        """Redirect to the job of a number, else to the jobs that a search finds."""
-        is_number = q.strip().isascii() and q.strip().isdecimal()
-        return RedirectResponse(f"/jobs/{int(q)}" if is_number else with_query("/queue", q=q.strip()), 303)
 
 
 def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.tokens import Id, LimitedUser, TokenView, limited_user
+from koalapy.api.tokens import Id, LimitedUser, TokenView, UserName, WeightOrder, limited_user
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.dashboard import Dashboard, SentForm, parse_body
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.rendering import format_percent, identifier, render_age, with_query
 from koalapy.dashboard.tables import (
@@ -39,6 +39,8 @@ JOBS_PER_SLICE = 1000
 HOURS_LIFETIME_S = 60.0
 """Age after which node-hours are counted again."""
 MAX_TOKENS = 500
+MAX_USERS = 1_000_000
+"""Maximum number of users whose node-hours are counted."""
 
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and revoked tokens")]
 
@@ -65,6 +67,9 @@ class UserUse:
     month_share: float = 0.0
     target: float | None = None
     """Percent that the weight of the user gives by fair share; None without fair shares."""
+    weight: float | None = None
+    is_weight_set: bool = False
+    """Whether an operator has set it in place of the configured one."""
 
     def count(self, job: Job) -> None:
         """Count an unfinished job."""
@@ -97,6 +102,8 @@ class UsersView:
     tokens: Sequence[TokenView]  # type: ignore[valid-type]
     more_tokens: int
     include_invalid: bool
+    configured_weight: float
+    """That of ``user``, which a weight that was set replaces."""
     changes: Changes | None
     """Recorded actions of the user; None unless an operator asks."""
 
@@ -117,6 +124,12 @@ def _hold_cell(use: UserUse, now: float) -> str:
 
 def _page_of(use: UserUse) -> str:
     return with_query("/users", user=use.user)
+
+
+def _weight_cell(use: UserUse) -> str:
+    if use.weight is None:
+        return ""
+    return f"{use.weight:g}" + (" <small>set</small>" if use.is_weight_set else "")
 
 
 USERS: TableDefinition[UserUse] = TableDefinition(
@@ -147,6 +160,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
             html=lambda use, _: "" if use.target is None else format_percent(use.target),
             style="number",
         ),
+        Column("weight", "Weight", html=lambda use, _: _weight_cell(use), style="number"),
         Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
     ),
     "-waiting",
@@ -173,7 +187,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         if not 0 <= engine.clock() - hours[0] < HOURS_LIFETIME_S:
             day = await services.history.read_node_hours(DAY)
             span = services.history.make_span(None, None, 30)
-            table = await services.history.read_table(Kind.USER, Step.ALL, span)
+            table = await services.history.read_table(Kind.USER, Step.ALL, span, max_lines=MAX_USERS)
             hours = engine.clock(), day, {line.name: line.node_seconds / 3600 for line in table.lines}
         of_day, of_month = hours[1:]
         for user in of_day.keys() | of_month.keys() if sees_all else users:
@@ -192,7 +206,8 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         await add_hours(users, sees_all=sees_all)
         for line in limits.read_shares(caller):
             if line.user in users:
-                users[line.user].target = 100 * line.target
+                use = users[line.user]
+                use.target, use.weight, use.is_weight_set = 100 * line.target, line.weight, bool(line.set_weight)
         async for jobs in iterate_in_slices(engine.queries.jobs(), JOBS_PER_SLICE):
             for job in jobs:
                 owner = job.spec.owner
@@ -225,11 +240,19 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
             scopes=await limits.read_limits(shown_user),
             contact=limits.limits.contact,
             shares=limits.read_shares(caller),
+            configured_weight=limits.weights.configured_weight(shown_user),
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),
             include_invalid=include_invalid,
             changes=await read_changes(audit_log, caller, changes_before, actor=shown_user),
         )
+
+    @dashboard.action("/users/{user}/weight", operation="set_weight")
+    async def weigh(user: UserName, caller: Caller, form: SentForm) -> str:
+        """Set the weight of a user, and return the path of the user's page."""
+        order = parse_body(WeightOrder, {"weight": form.get("weight") or None, "reason": form.reason})
+        await limits.weights.set_weight(user, order.weight, order.reason, caller)
+        return with_query("/users", user=user)
 
     @dashboard.action("/users/tokens/{token}/revoke", operation="revoke_token")
     async def revoke(token: Id, caller: Caller, form: SentForm) -> str:

@@ -51,7 +51,13 @@ class Drains:
         cluster = self._grid[event.cluster]
         self.handle_due(cluster.name, now)
         if event.planned:
-            remaining = (drain for drain in cluster.planned_drains if event.begins_at not in (None, drain.since))
+            remaining = list(cluster.planned_drains)
+            for drain in cluster.planned_drains:
+                if event.begins_at is None:
+                    remaining.clear()
+                elif event.begins_at == drain.since and event.ordered_at in (None, drain.at):
+                    remaining.remove(drain)
+                    break
             self._set_planned(cluster, tuple(remaining))
         else:
             self._end(cluster)

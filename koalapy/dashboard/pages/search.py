@@ -1,0 +1,76 @@
+"""The search of every page, and the completion of its terms and values."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from fastapi import Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from markupsafe import Markup
+
+from koalapy.api.access import Caller
+from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.pages.queue import Text
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.application import application_of
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job
+from koalapy.model.job_search import KINDS, STATE_GROUPS, format_term
+from koalapy.model.job_spec import Priority
+from koalapy.scheduler.queries import Queries
+from koalapy.validation.permissions import owns
+
+MAX_COMPLETIONS = 12
+VALUES_OF_JOBS: Mapping[str, Callable[[Job], str]] = {
+    "user": lambda job: job.spec.owner,
+    "name": lambda job: job.spec.name,
+    "app": lambda job: application_of(job.spec),
+}
+"""The terms of which the unfinished jobs give the values."""
+
+
+def add_search(dashboard: Dashboard) -> None:
+    """Add the search of every page and its completions."""
+
+    @dashboard.router.get("/search", operation_id="list_jobs")
+    async def search(q: Text = "") -> Response:
+        """Redirect to the job of a number, else to all jobs that a search finds, also ended ones."""
+        words = q.split()
+        if len(words) == 1 and words[0].isascii() and words[0].isdecimal():
+            return RedirectResponse(f"/jobs/{int(words[0])}", 303)
+        has_state = any(word.lstrip("-").lower().startswith("state:") for word in words)
+        return RedirectResponse(with_query("/queue", q=" ".join([*words, *([] if has_state else ["state:any"])])), 303)
+
+    @dashboard.router.get("/search/terms", operation_id="list_jobs")
+    async def complete(caller: Caller, q: Text = "") -> Response:
+        """Return the texts by which a search can go on, as options of a list."""
+        options = (Markup('<option value="{}">').format(text) for text in complete_search(q, caller, dashboard))
+        return HTMLResponse("".join(options))
+
+
+def complete_search(q: str, caller: Identity, dashboard: Dashboard) -> list[str]:
+    """Return texts that complete the last word of a search: by a term, or by a value that occurs now."""
+    before, sign, word = re.findall(r"\A(.*\s|)(-?)(\S*)\Z", q, re.DOTALL)[0]
+    kind, colon, values = word.partition(":")
+    kind = kind.lower()
+    queries, ends = dashboard.engine.queries, list[str]()
+    if colon:
+        chosen, comma, value = values.rpartition(",")
+        found = (text for text in _values_of(kind, caller, queries) if value.lower() in text.lower())
+        ends += [f"{kind}:{chosen}{comma}{format_term(kind, text).partition(':')[2]}" for text in found]
+    else:
+        ends += [f"{name}:" for name, term in KINDS.items() if term.number is None and name.startswith(kind)]
+        ends += [name for name in _values_of("cluster", caller, queries) if kind and kind in name.lower()]
+    return [f"{before}{sign}{end}" for end in ends[:MAX_COMPLETIONS]]
+
+
+def _values_of(kind: str, caller: Identity, queries: Queries) -> list[str]:
+    """Return the values of a term: all of a closed set, else those of the unfinished jobs that the caller may see."""
+    if (read := VALUES_OF_JOBS.get(kind)) is not None:
+        sees_all = caller.has_role(Role.OPERATOR)
+        jobs = (job for job in queries.jobs() if not job.spec.internal and (sees_all or owns(caller, job)))
+        return sorted({read(job) for job in jobs} - {""})
+    if kind in ("cluster", "home"):
+        return sorted(cluster.name for cluster in queries.grid.clusters())
+    policies = queries.policies.names()
+    closed: Mapping[str, Iterable[str]] = {"state": STATE_GROUPS, "priority": Priority, "policy": policies}
+    return sorted(closed.get(kind, ()))
