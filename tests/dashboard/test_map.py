@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs, grid_map
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.timeline import (
@@ -108,7 +109,7 @@ def test_hostile_texts_inject_no_element(text: str) -> None:
         0.0,
         9.0,
         6.0,
-        [TimelineLane(text, 4, [bar], text, [UseSum(0, text, 2, local=4, idle=4)])],
+        [TimelineLane(text, 4, [bar], cluster_path(text), [UseSum(0, text, 2, local=4, idle=4)])],
         [ExpectedStart(8, 2, 6.5, 7.0, 8.0)],
         slot_s=6,
     )
@@ -127,7 +128,7 @@ def test_timeline_keeps_bars_in_their_lane(drawn: list[tuple[float, float, int]]
     for bar, offset in placed:
         assert 0 <= offset <= max(0, nodes - bar.size)
     uses = [UseSum(0, "north", 1, local=1, idle=1)] if bars else []
-    lane = TimelineLane("north", nodes, bars, "north", uses)
+    lane = TimelineLane("north", nodes, bars, cluster_path("north"), uses)
     picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [lane], slot_s=900)))
     if not bars:
         assert picture == ""
