@@ -63,6 +63,7 @@ def test_cluster_page_shows_load_sharing(grid: EmbeddedGrid) -> None:
         "north": {"waiting": 0, "at_home": 2, "elsewhere": 4, "guests": 0},
         "south": {"waiting": 1, "at_home": 0, "elsewhere": 0, "guests": 4},
     }
+    grid.wait_for_state(ident, "running")
     page = person.get_page("/clusters/south")
     assert "<b>4</b> nodes of other sites' users here" in page.replace("&#39;", "'")
     assert f"/jobs/{ident}" in page
