@@ -120,7 +120,7 @@ ACCESS: Mapping[str, Access] = {
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
 READ_ONLY_OPERATIONS = frozenset(
-    {"ask_what_if", "explain_change", "explain_submission", "foretell_submission", "list_states"}
+    {"ask_what_if", "explain_change", "explain_submission", "foretell_submission", "list_states", "preview_drain"}
 )
 """Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}

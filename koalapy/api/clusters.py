@@ -167,8 +167,7 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
     async def drain_cluster(name: Name, caller: Caller, order: DrainOrder) -> Any:
         """Place no more jobs on a cluster; its running jobs continue, or are queued again. A second drain replaces the
         first, unless it begins later."""
-        times = {"begin": order.begin, "end": order.end}
-        return await service.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
+        return await service.drain_cluster(name, caller, **order.model_dump())
 
     @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))
     async def resume_cluster(name: Name, order: ResumeOrder | None = None) -> Any:

@@ -91,6 +91,5 @@ def _add_files(dashboard: Dashboard) -> None:
         if page_file is None or page_file.digest != digest:
             raise NotFoundError(f"there is no file {name} with the digest {digest}", hint="reload the page")
         if "gzip" in request.headers.get("accept-encoding", ""):
-            headers = CACHE_HEADERS | GZIP
-            return Response(page_file.compressed, 200, headers, page_file.type)
+            return Response(page_file.compressed, 200, CACHE_HEADERS | GZIP, page_file.type)
         return Response(page_file.content, 200, CACHE_HEADERS, page_file.type)

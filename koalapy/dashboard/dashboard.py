@@ -203,7 +203,6 @@ class Dashboard:
         """
 
         def register(prepare: Prepare) -> Prepare:
-            """Add the route of the stream, and return the function unchanged."""
             bound = Depends(_bound(prepare))
 
             @self.router.get(path, operation_id=operation, dependencies=[Depends(reject_unknown_parameters)])
@@ -248,7 +247,6 @@ class Dashboard:
         """Register a function as the action of a form (``POST``); it returns the path of the page to show next."""
 
         def register(act: Act) -> Act:
-            """Add the route of the action, and return the function unchanged."""
             bound = Depends(_bound(act))
 
             @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])
@@ -267,7 +265,6 @@ class Dashboard:
         """
 
         def register(answer: Answer) -> Answer:
-            """Add the route of the form, and return the function unchanged."""
             bound = Depends(_bound(answer))
 
             @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])

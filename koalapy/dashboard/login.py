@@ -145,5 +145,4 @@ class BrowserLogin:
         """Revoke the token of the browser session."""
         if caller.token is not None:
             await self._services.identities.revoke_tokens([caller.token], caller)
-        headers = {"Set-Cookie": login_cookie(request.scope, "", 0)}
-        return RedirectResponse(LOGIN_PATH, 303, headers)
+        return RedirectResponse(LOGIN_PATH, 303, {"Set-Cookie": login_cookie(request.scope, "", 0)})

@@ -69,8 +69,7 @@ def build_lanes(
     end = job.ended_at if job.ended_at is not None else now
     lanes = [_make_lane(job.id, "queue", 0, list(_queue_phases(job, timeline, end)))]
     for attempt in attempts:
-        is_last = attempt is attempts[-1]
-        attempt_end = end if is_last and job.ended_at is None else attempt.ended_at
+        attempt_end = end if attempt is attempts[-1] and job.ended_at is None else attempt.ended_at
         for component in sorted(attempt.components, key=lambda component: (component.rank, component.index)):
             label = f"{component.cluster} · {component.size}"
             if len(attempts) > 1 or attempt.generation > 1:

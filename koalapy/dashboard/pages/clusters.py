@@ -166,8 +166,7 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
         """Return the clusters with all words of a filter in their names, kinds, states or reasons."""
         now = engine.clock()
-        records = services.jobs.list_clusters()
-        rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
+        rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
         keys: dict[str, Callable[[ClusterRow], Value]] = {
             "state": severity,

@@ -9,6 +9,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
 from koalapy.dashboard.pages.timeline import drains_of
+from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import natural_key
 from koalapy.model.cluster import Drain
 from koalapy.model.identity import Identity
@@ -55,13 +56,16 @@ def add_maintenance(dashboard: Dashboard, services: Services) -> None:
         """Drain a cluster as a form orders. Raise ``UsageError`` for an invalid field."""
         given = {key: value for key in ("begin", "end") if (value := form.get(key))}
         order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
-        times = {"begin": order.begin, "end": order.end}
-        await services.jobs.drain_cluster(name, caller, order.reason, requeue=order.requeue, **times)
+        await services.jobs.drain_cluster(name, caller, **order.model_dump())
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:
         await order_drain(name, caller, form)
         return cluster_path(name)
+
+    @dashboard.action("/clusters/{name}/drain/preview", operation="preview_drain")
+    async def predict(name: Name, form: SentForm) -> str:
+        return with_query(f"{cluster_path(name)}/drain", begin=form.get("begin"), end=form.get("end"))
 
     @dashboard.action("/maintenance", operation="drain_cluster")
     async def plan(caller: Caller, form: SentForm) -> str:

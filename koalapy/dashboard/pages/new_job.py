@@ -124,8 +124,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
 
     async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> SubmissionCheck:
         """Return the placement or the expected start of a job. It is checked like a real one; nothing is stored."""
-        explanation = await jobs.explain_submission(spec, caller)
-        check = _describe(explanation, body)
+        check = _describe(await jobs.explain_submission(spec, caller), body)
         if check.at_once:
             return check
         completed = await jobs.submissions.complete_spec(spec, caller)

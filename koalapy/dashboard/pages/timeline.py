@@ -144,12 +144,8 @@ def expected_starts(queries: Queries, forecast: Forecast | None, caller: Identit
 
 def add_timeline(dashboard: Dashboard, services: Services) -> None:
     """Add the page with the timeline of the grid."""
-    engine, queries, history, forecasts = (
-        dashboard.engine,
-        dashboard.engine.queries,
-        services.history,
-        services.forecasts,
-    )
+    engine, queries = dashboard.engine, dashboard.engine.queries
+    history, forecasts = services.history, services.forecasts
 
     @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t", shared=True)
     async def show(
@@ -166,8 +162,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         with_bars, is_current = time_range.seconds <= MAX_BARS_S, not time_range.until
         ended, active = list[PastComponent](), list[PastComponent]()
         if with_bars:
-            only = names[0] if len(names) == 1 else ""
-            past = await history.list_components(time_range.start, MAX_BARS, only)
+            past = await history.list_components(time_range.start, MAX_BARS, names[0] if len(names) == 1 else "")
             ended = [one for one in past if one.claimed_at is None or one.claimed_at < time_range.end]
             active = [one for one in active_components(queries.active_jobs()) if one.cluster in names]
             active.sort(key=lambda one: (-one.size, one.job))
