@@ -67,6 +67,9 @@ async def test_exactly_one_of_several_drains_of_a_minute_is_withdrawn(open_api: 
     assert "by ada: new disks, " in unclear.json()["hint"]
     await api.post(f"{path}/resume", json={"begin": "2027-03-01T08:00:10Z"})
     ordered = cluster["planned_drains"][1]["at"]
+    for planned in (False, True):
+        alone = await api.post(f"{path}/resume", json={"planned": planned, "ordered": ordered})
+        assert (alone.status_code, alone.json()["field"]) == (422, "ordered")
     resumed = await api.post(f"{path}/resume", json={"begin": "2027-03-01T08:00:40Z", "ordered": ordered})
     assert len(resumed.json()["planned_drains"]) == 1
 

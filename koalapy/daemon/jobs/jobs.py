@@ -24,7 +24,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import check_drain_times
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
@@ -222,15 +222,16 @@ class Jobs:
     async def resume_cluster(
         self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None, ordered: float | None = None
     ) -> ClusterRecord:
-        """Let the scheduler use a drained cluster again; with ``planned`` withdraw its planned drains instead, or with
-        ``begin`` (seconds since the epoch) the one that begins in the minute of that time. ``ordered``: of several, the
-        one that was ordered in that second.
+        """Let the scheduler use a drained cluster again, or withdraw its ``planned`` drains: with ``begin`` (seconds
+        since the epoch) the one of that minute, with ``ordered``, too, the one that was ordered in that second.
 
-        Raise ``ConflictError`` if there are none, or several to choose from.
+        Raise ``ConflictError`` without such drains or with several, ``UsageError`` for ``ordered`` without ``begin``.
         """
         self.get_cluster(cluster)
         if begin is not None:
             describe_request(detail=f"the drain planned for {format_utc(begin, self._engine.clock())}")
+        elif ordered is not None:
+            reject("ordered", ordered, "is given without begin", "give the begin of that drain, too (--from)")
 
         def make_events() -> tuple[Event, ...]:
             status = self._queries.grid[cluster]
@@ -245,8 +246,8 @@ class Jobs:
             if begin is None:
                 return (ClusterResumed(cluster, planned),)
             drains = [d for d in status.planned_drains if ordered is None or d.at // 1 == ordered // 1]
-            matching = [d for d in drains if d.since // 1 == begin // 1]
-            matching = matching or [d for d in drains if d.since // 60 == begin // 60]
+            in_second = [d for d in drains if d.since // 1 == begin // 1]
+            matching = in_second or [d for d in drains if d.since // 60 == begin // 60]
             now = self._engine.clock()
             if not matching:
                 times = format_list([format_utc(drain.since, now) for drain in status.planned_drains])
@@ -482,8 +483,7 @@ async def list_unfinished(queries: Queries, job_filter: JobFilter, sort: JobSort
     matching: list[Job] = []
     async for chunk in iterate_in_slices(all_jobs):
         matching += [job for job in chunk if _matches(job, job_filter)]
-    positions = {job: position for position, job in enumerate(waiting)}
-    matching.sort(key=_sort_key(sort, positions))
+    matching.sort(key=_sort_key(sort, {job: position for position, job in enumerate(waiting)}))
     return matching
 
 
