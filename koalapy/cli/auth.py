@@ -120,11 +120,10 @@ def show_shares(
     daemon: Daemon = DAEMON,
 ) -> None:
     """Show the use of the grid by groups and users, compared with their weights, or set the weight of a user."""
-    path = "/api/v1/limits/shares"
-    if user is None:
-        answer = daemon.client().get(path)
-    else:
-        answer = daemon.client().post(f"{path}/{quote(user, safe='')}", {"weight": weight, "reason": reason})
+    if user is None and (weight is not None or reason):
+        raise GridError("--weight and --reason are of one user", Exit.USAGE, "give --user, too")
+    client, path, order = daemon.client(), "/api/v1/limits/shares", Json({"weight": weight, "reason": reason})
+    answer = client.get(path) if user is None else client.post(f"{path}/{quote(user, safe='')}", order)
     print_answer(answer, as_json, _format_shares)
 
 

@@ -7,6 +7,7 @@ from http.client import HTTPMessage
 import pytest
 
 from koalapy.client.client import _answer_to_error
+from koalapy.client.errors import Exit
 from koalapy.client.http import Answer
 from koalapy.daemon.jobs.quota import LimitInUse, ScopeInUse
 from koalapy.model.identity import Identity
@@ -53,6 +54,13 @@ def test_share_prints_groups_and_users_with_targets(koala: Koala) -> None:
         ["physics", "(all)", "2", "100.0", "%", "100.0", "%", "12.5", "3"],
         ["physics", "ada", "1", "100.0", "%", "100.0", "%", "12.5", "3"],
     ]
+
+
+@pytest.mark.parametrize("option", [("--weight", "3"), ("--reason", "x")])
+def test_share_with_weight_or_reason_needs_user(koala: Koala, option: tuple[str, str]) -> None:
+    answer = koala("share", *option)
+    assert (answer.code, answer.out) == (Exit.USAGE, "")
+    assert "give --user" in answer.err
 
 
 def test_limits_of_unlimited_user_says_so(koala: Koala) -> None:
