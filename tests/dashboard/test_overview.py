@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from koalapy.dashboard.rows import job_row
 from koalapy.dashboard.time_range import parse_range
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.cluster import Drain
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.history import DAY, UseSum, UseSums
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState, PlannedStart
@@ -29,6 +30,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.clusters import NodeUse
 from koalapy.store.database import Database
+from koalapy.store.history import HistoryStore
 from koalapy.store.service_tables import SampleStore
 from koalapy.store.tables import use_sums
 from tests.daemon_in_process import ServedDaemon
@@ -291,6 +293,24 @@ def test_pages_with_time_have_the_same_ranges(scene: ServedDaemon) -> None:
         for query in ("since=7d", "since=2026-01-01&until=2026-01-02T03:04:05Z"):
             assert scene.http.get(f"{path}?{query}").status_code == 200
         assert scene.http.get(f"{path}?since=yesteryear").status_code == 422
+
+
+def test_history_of_two_names_has_csv_of_each(scene: ServedDaemon) -> None:
+    page = scene.http.get("/history?name=delft-1&name=leiden-1", headers={"Accept": "text/html"}).text
+    links = [unescape(link) for link in re.findall('href="([^"]*format=csv[^"]*)"', page)]
+    assert [re.findall("name=([^&]*)", link) for link in links] == [["delft-1"], ["leiden-1"]]
+    assert [scene.http.get(link).status_code for link in links] == [200, 200]
+
+
+def test_overview_without_database_has_empty_charts(scene: ServedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the database does not answer: it is locked")
+
+    monkeypatch.setattr(SampleStore, "read", refuse)
+    monkeypatch.setattr(HistoryStore, "count_outcomes", refuse)
+    view = scene.http.get("/now.json?since=5h").json()
+    assert view["tiles"]
+    assert view["outcomes"]["ended"] == 0
 
 
 def test_timeline_has_bars_in_an_hour_and_sums_beyond(scene: ServedDaemon) -> None:

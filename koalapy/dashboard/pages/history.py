@@ -125,8 +125,7 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         first, last = (
             date.fromordinal(date(1970, 1, 1).toordinal() + day_of(at)) for at in (time_range.start, time_range.end)
         )
-        span = history.make_span(first, last)
-        table, total = await history.read_table_and_total(by, step, span, only)
+        table, total = await history.read_table_and_total(by, step, history.make_span(first, last), only)
         if names:
             table = replace(table, lines=[line for line in table.lines if line.name in names])
         largest = largest_names(table.lines)

@@ -37,7 +37,7 @@ from koalapy.dashboard.rows import (
     sum_counts,
 )
 from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.history import UseSums
 from koalapy.model.identity import Role
 from koalapy.model.job import JobState
@@ -194,7 +194,10 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             if len(counted) >= MAX_CACHED_OUTCOMES:
                 counted.clear()
             since = first - count * sums.length
-            rows = await services.history.count_outcomes(since, end, sums.length)
+            try:
+                rows = await services.history.count_outcomes(since, end, sums.length)
+            except StoreUnavailable:  # the page has the alert, and its charts are empty
+                return []
             cached = counted[key] = now, [(slot - count, state, number) for slot, state, number in rows]
         return cached[1]
 
@@ -208,8 +211,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         sums = await read(time_range.start, time_range.end)
         rough = await read(time_range.start, time_range.end, max_slots=TABLE_ROWS)
         outcomes = await count_outcomes(sums, time_range.end)
-        records = services.jobs.list_clusters()
-        rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
+        rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
         tiles = sort_tiles(rows, sort)
         dark = [row for row in tiles if not row.connected]
