@@ -1,6 +1,7 @@
 """Use of 60 clusters in a browser: by keys alone, without layout shifts, and with hostile texts in every field."""
 
 import asyncio
+import re
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -235,6 +236,52 @@ def test_page_of_hanging_daemon_shows_age_and_turns_amber(visitor: Any, sixty: S
     sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": "news"}).raise_for_status()
     page.wait_for_selector("#live[data-state=on]")
     sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
+
+
+def test_drain_has_typed_times_without_and_with_prediction(visitor: Any, sixty: ServedDaemon) -> None:
+    begins = ["2027-03-01T08:00:00.000Z", "2027-03-02T08:00:00.000Z"]
+    for begin, is_predicted in zip(begins, (False, True), strict=True):
+        page = visitor.page
+        page.goto("/clusters/leiden-1/drain")
+        page.get_by_label("Begin in UTC").fill(begin)
+        page.get_by_label("End in UTC").fill("2027-03-03T08:00:00Z")
+        if is_predicted:
+            page.get_by_role("button", name="Predict").click()
+            page.wait_for_url("**/drain?begin=*")
+        page.get_by_label("Reason").fill("new disks")
+        page.get_by_role("button", name="Drain leiden-1").click()
+        page.wait_for_url("**/clusters/leiden-1")
+    cluster = sixty.http.get("/api/v1/clusters/leiden-1").json()
+    assert (cluster["drained"], [drain["begins_at"] for drain in cluster["planned_drains"]]) == (None, begins)
+    sixty.http.post("/api/v1/clusters/leiden-1/resume", json={"planned": True}).raise_for_status()
+    actions = {entry["action"] for entry in sixty.http.get("/api/v1/audit").json()["entries"]}
+    assert actions >= {"drain_cluster", "resume_cluster"}
+    assert "preview_drain" not in actions
+
+
+def test_form_of_time_keeps_typed_text_and_fits_phone(visitor: Any, sixty: ServedDaemon) -> None:
+    page = visitor.open("/")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.get_by_text("From–to").click()
+    page.get_by_label("From, UTC").fill("2026-01-02T03:04")
+    page.get_by_label("To, UTC").focus()
+    content = sixty.http.get("/", headers={"Accept": "text/html"}).text.partition("<main")[2].partition("</main>")[0]
+    later = re.sub('(name="since" value=")[^"]*', r"\g<1>2026-01-01T00:00", content.partition(">")[2])
+    order = "(text) => htmx.swap({text, sourceElement: main, target: main, swap: 'innerMorph'})"
+    page.evaluate(order, f"{later}<i id='later'></i>")
+    page.wait_for_selector("#later", state="attached")
+    assert page.get_by_label("From, UTC").input_value() == "2026-01-02T03:04"
+    assert page.evaluate("(nav) => nav.scrollWidth - nav.clientWidth", page.query_selector("[aria-label=Time]")) == 0
+
+
+def test_charts_without_scripts_take_no_room(browser: Any, sixty: ServedDaemon) -> None:
+    from tests.dashboard.browser import Visitor
+
+    visitor = Visitor(browser, sixty.url, sixty.admin_token, java_script_enabled=False)
+    page = visitor.open("/", live=False)
+    assert page.locator(".plot").count() > 0
+    assert not any(plot.is_visible() for plot in page.locator(".plot").all())
+    visitor.close()
 
 
 def test_page_without_login_leads_to_login(visitor: Any, sixty: ServedDaemon) -> None:
