@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from fastapi import Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -26,6 +27,7 @@ VALUES_OF_JOBS: Mapping[str, Callable[[Job], str]] = {
     "app": lambda job: application_of(job.spec),
 }
 """The terms of which the unfinished jobs give the values."""
+VALUES_LIFETIME_S = 5.0
 
 
 def add_search(dashboard: Dashboard) -> None:
@@ -43,23 +45,29 @@ def add_search(dashboard: Dashboard) -> None:
     @dashboard.router.get("/search/terms", operation_id="list_jobs")
     async def complete(caller: Caller, q: Text = "") -> Response:
         """Return the texts by which a search can go on, as options of a list."""
-        options = (Markup('<option value="{}">').format(text) for text in complete_search(q, caller, dashboard))
-        return HTMLResponse("".join(options))
+        slot = int(dashboard.engine.clock() // VALUES_LIFETIME_S)
+        texts = complete_search(q, lambda kind: values_in_slot(kind, caller, slot))
+        return HTMLResponse("".join(map(Markup('<option value="{}">').format, texts)))
+
+    @lru_cache(maxsize=50)
+    def values_in_slot(kind: str, caller: Identity, _: int) -> list[str]:
+        """Return the values of a term as read once in a slot of time, since there may be many jobs."""
+        return _values_of(kind, caller, dashboard.engine.queries)
 
 
-def complete_search(q: str, caller: Identity, dashboard: Dashboard) -> list[str]:
+def complete_search(q: str, values_of: Callable[[str], list[str]]) -> list[str]:
     """Return texts that complete the last word of a search: by a term, or by a value that occurs now."""
     before, sign, word = re.findall(r"\A(.*\s|)(-?)(\S*)\Z", q, re.DOTALL)[0]
     kind, colon, values = word.partition(":")
     kind = kind.lower()
-    queries, ends = dashboard.engine.queries, list[str]()
+    ends = list[str]()
     if colon:
         chosen, comma, value = values.rpartition(",")
-        found = (text for text in _values_of(kind, caller, queries) if value.lower() in text.lower())
+        found = (text for text in values_of(kind) if value.lower() in text.lower())
         ends += [f"{kind}:{chosen}{comma}{format_term(kind, text).partition(':')[2]}" for text in found]
     else:
         ends += [f"{name}:" for name, term in KINDS.items() if term.number is None and name.startswith(kind)]
-        ends += [name for name in _values_of("cluster", caller, queries) if kind and kind in name.lower()]
+        ends += [name for name in values_of("cluster") if kind and kind in name.lower()]
     return [f"{before}{sign}{end}" for end in ends[:MAX_COMPLETIONS]]
 
 
