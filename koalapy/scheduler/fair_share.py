@@ -5,7 +5,7 @@ weight share the grid first, then the members of each share what the group has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from koalapy.model.job import Attempt, Job, JobId, JobState
@@ -85,7 +85,7 @@ class FairShares:
         """``groups_of`` returns the groups of a user, of which the first with a weight counts; ``past``: the charged
         use of ended attempts."""
         self.settings, self._groups_of = settings or FairShareSettings(), groups_of
-        self._half_life, self._weights = self.settings.half_life, dict(self.settings.users)
+        self._half_life = self.settings.half_life
         self._accounts: dict[ScopeKey, Account] = {}
         self._chains: dict[str, tuple[ScopeKey, ...]] = {}
         """The group, if any, and the account of each user."""
@@ -105,14 +105,14 @@ class FairShares:
             settings, user = self.settings, ("user", owner)
             group = next((("group", name) for name in self._groups_of(owner) if name in settings.groups), None)
             chain = self._chains[owner] = (user,) if group is None else (group, user)
-            self._accounts.setdefault(user, Account(self._weights.get(owner, 1.0)))
+            self._accounts.setdefault(user, Account(settings.users.get(owner, 1.0)))
             if group is not None:
                 self._accounts.setdefault(group, Account(settings.groups[group[1]]))
         return chain
 
     def set_weight(self, user: str, weight: float) -> None:
         """Set the weight of a user, which counts from now on."""
-        self._weights[user] = weight
+        self.settings = replace(self.settings, users=self.settings.users | {user: weight})
         if ("user", user) in self._accounts:
             self._accounts["user", user].weight = weight
         self._standings.clear()
