@@ -85,8 +85,8 @@ class Run:
     A manager that uses numbers again needs a unique text here."""
     superseded: bool = False
     """Of a claim: whether another component has replaced it."""
-    unreachable: bool = False
-    """Of a claim: whether it was given up while its cluster was out of reach, so that its end was not reported."""
+    unknown_since: float | None = None
+    """Of a claim that was given up while its cluster was out of reach: since when. Its end was not reported."""
     lease_over_at: float | None = None
     """Of a claim that counted as lost: when its lease or walltime was certainly over."""
 

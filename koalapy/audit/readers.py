@@ -194,7 +194,7 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
 
 
 def _claim(row: RowMapping, source: Source) -> Run:
-    unreachable, has_ended = row["unknown_since"] is not None, row["state"] in _ENDED_CLAIMS
+    has_ended = row["state"] in _ENDED_CLAIMS
     return Run(
         source,
         RunKind.CLAIM,
@@ -204,13 +204,13 @@ def _claim(row: RowMapping, source: Source) -> Run:
         row["cluster"],
         row["claimed_at"],
         row["ended_at"],
-        has_ended or unreachable,
+        has_ended or row["unknown_since"] is not None,
         tuple(_from_json(row["hosts"])),
         row["size"],
         nonce=row["nonce"] or "",
         run_id=row["lrm_job"] or "",
         superseded=bool(row["superseded"]),
-        unreachable=unreachable,
+        unknown_since=row["unknown_since"],
         lease_over_at=row["lost_at"] if has_ended else None,
     )
 

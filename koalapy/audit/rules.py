@@ -163,7 +163,7 @@ def _are_one_start(first: Run, run: Run) -> bool:
 def check_attempts(job: JobEvidence, _: Evidence) -> Results:
     """Attempts of a job never overlap: each program has ended before a program of a later attempt begins."""
     programs = job.runs_of(RunKind.PROGRAM)
-    given_up = {(run.attempt, run.part) for run in job.runs_of(RunKind.CLAIM) if run.unreachable}
+    given_up = {(run.attempt, run.part) for run in job.runs_of(RunKind.CLAIM) if run.unknown_since is not None}
     # Runners may deliver results after the lease of a component has ended its program.
     held = [run for run in job.runs_of(RunKind.HELD) if (run.attempt, run.part) not in given_up]
     reported: set[tuple[int, int]] = set()
@@ -212,7 +212,7 @@ def _are_all_parts(programs: list[Run]) -> bool:
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
     """Return whether one source saw all parts of the last attempt end with 0, and the daemon gave up none of them."""
     claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
-    return not any(claim.unreachable for claim in claims) and any(
+    return all(claim.unknown_since is None for claim in claims) and any(
         {run.exit_code for run in runs} in ({0}, {0, None})
         and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
         for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
@@ -276,7 +276,7 @@ def check_nodes(evidence: Evidence) -> Results:
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
     """Yield a finding for two runs on a node at the same time, unless both jobs share nodes or the end is unknown."""
     shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
-    if earlier.unreachable:
+    if False in shares and earlier.unknown_since is not None and (run.begin or 0.0) >= earlier.unknown_since:
         yield Gap("node-once", run.job, "the end of an earlier claim on the same node was not reported")
     elif False in shares:
         text = f"{min({*earlier.nodes} & {*run.nodes})} of {run.cluster} was held by job {earlier.job} as well"
@@ -300,7 +300,7 @@ def check_claims(job: JobEvidence, _: Evidence) -> Results:
         return
     for claim in job.runs_of(RunKind.CLAIM):
         is_over = record.is_final or claim.attempt < record.attempt
-        if is_over and not claim.has_ended and not claim.unreachable:
+        if is_over and not claim.has_ended and claim.unknown_since is None:
             text = f"component {claim.part} still has its nodes"
             yield Finding("claim-ended", job.job, claim.attempt, text, (str(record), str(claim)))
 
@@ -319,7 +319,7 @@ def check_remains(job: JobEvidence, _: Evidence) -> Results:
     for run in held:
         claim = claims.get((run.attempt, run.part))
         end, moment = record.ended_at, run.last_moment
-        if (claim is not None and claim.unreachable) or end is None or moment is None:
+        if (claim is not None and claim.unknown_since is not None) or end is None or moment is None:
             continue
         released_at = max(end, claim.end or end) if claim is not None else end
         if moment > released_at + LINGER_S + run.source.tolerance_to(record.source):

@@ -143,7 +143,7 @@ def collect_beginning(
             settings.known_domains(),
             settings.limits,
             settings.limits_contact,
-            tuple(stores.history.node_use(now - DAY)) if counts_hours else (),
+            tuple(stores.history.node_use(now - DAY, now)) if counts_hours else (),
             merge_weights(settings.fair_share, stores.share_weights.load()) if has_shares else None,
             tuple(stores.history.charges(charged_since)) if has_shares else (),
         ),

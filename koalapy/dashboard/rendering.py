@@ -90,10 +90,8 @@ PICTURES = (bar, grid_map, interval, draw_timeline, use_bar)
 
 
 def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
-    """Return a time to the second or the minute as a ``time`` element, ``–`` for None.
-
-    Its text is in UTC until a script converts it to the viewer's zone.
-    """
+    """Return a time to the second or the minute as a ``time`` element, ``–`` for None. Its text is in UTC until a
+    script converts it to the viewer's zone."""
     if timestamp is None:
         return Markup("–")
     iso_time, text = format_iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)

@@ -40,6 +40,7 @@ def parse_range(since: str, until: str, now: float, default: str = "6h") -> Time
     """Return the range of an address. Raise ``UsageError`` for an invalid time, or if it ends before it begins."""
     since, until = since.strip() or default, "" if until.strip() == "now" else until.strip()
     start, end = parse_moment(since, now, "since"), min(now, parse_moment(until or "now", now, "until"))
+    start = max(0.0, start)
     if start > end - SAMPLE_INTERVAL_S:
         hint = "give a since at least a minute before until, and before now"
         reject("since", since, f"is {since}, which is not before {until or 'now'}", hint)

@@ -85,10 +85,8 @@ def _make_lane(job: JobId, label: str, attempt: int, phases: Sequence[Phase], er
 
 
 def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
-    """Yield the spans in which a job was queued or held, up to ``end``.
-
-    Without a timeline, yield one span from its submission.
-    """
+    """Yield the spans in which a job was queued or held, up to ``end``. Without a timeline, yield one span from its
+    submission."""
     entries = [(entry.at, entry.state) for entry in timeline] or [(job.submitted_at, job.state)]
     start, phase = None, ""
     for (entered_at, state), (until, next_state) in pairwise([*entries, (end, None)]):
@@ -101,10 +99,8 @@ def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> It
 
 
 def _component_phases(component: Component, attempt: Attempt, attempt_end: float | None) -> Iterator[Phase]:
-    """Yield the spans of a component from its placement to its end, such as file transfer and running.
-
-    ``attempt_end`` replaces the end of a component that has recorded none; None if unknown.
-    """
+    """Yield the spans of a component from its placement to its end, such as file transfer and running. ``attempt_end``
+    replaces the end of a component that has recorded none; None if unknown."""
     start = attempt.placed_at
     has_run = component.claimed_at is not None and not component.superseded
     starts = [
@@ -223,10 +219,8 @@ def job_timeline(lanes: Sequence[TimelineLane], now: float, expected: Sequence[E
 
 
 def draw_timeline(content: Timeline) -> Markup:
-    """Return the picture of a timeline; empty without any lane that is in use or drained, and any expected start.
-
-    The page also has a table with the same values.
-    """
+    """Return the picture of a timeline; empty without any lane that is in use or drained, and any expected start. The
+    page also has a table with the same values."""
     if not content.expected and not any(map(is_used, content.lanes)):
         return Markup()
     start, span = content.start, max(content.end - content.start, 0.001)
@@ -334,10 +328,8 @@ HANGING = ("local", "withheld", "unknown", "down")
 
 
 def _draw_uses(lane: TimelineLane, content: Timeline, top: float, height: float, x: ToPosition) -> str:
-    """Return the use of a lane's nodes: those of jobs from the bottom, unless bars show them, others from the top.
-
-    Its paths do not depend on the current time, so that they are computed once for many pages.
-    """
+    """Return the use of a lane's nodes: those of jobs from the bottom, unless bars show them, others from the top. Its
+    paths do not depend on the current time, so that they are computed once for many pages."""
     shares: dict[str, float] = {}
     total = sum(sum(getattr(one, name) for name in USES) for one in lane.uses) or 1
     for name in USES:

@@ -143,10 +143,8 @@ class HistoryPosition:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFilter:
-    """A query for users' jobs that ended in a span; empty fields match any job.
-
-    ``before`` is the position after which a page continues with jobs that ended earlier.
-    """
+    """A query for users' jobs that ended in a span; empty fields match any job. ``before`` is the position after which
+    a page continues with jobs that ended earlier."""
 
     since: float
     until: float
@@ -391,6 +389,8 @@ class PastComponent:
     """Why it ended early; empty if it did not."""
     is_shared: bool
     """Whether its attempt has components on other clusters too."""
+    owner: str = ""
+    """The user of its job; empty for a job of the daemon."""
 
 
 SAMPLE_INTERVAL_S = 60.0

@@ -5,7 +5,7 @@ weight share the grid first, then the members of each share what the group has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from koalapy.model.job import Attempt, Job, JobId, JobState
@@ -85,7 +85,7 @@ class FairShares:
         """``groups_of`` returns the groups of a user, of which the first with a weight counts; ``past``: the charged
         use of ended attempts."""
         self.settings, self._groups_of = settings or FairShareSettings(), groups_of
-        self._half_life, self._weights = self.settings.half_life, dict(self.settings.users)
+        self._half_life = self.settings.half_life
         self._accounts: dict[ScopeKey, Account] = {}
         self._chains: dict[str, tuple[ScopeKey, ...]] = {}
         """The group, if any, and the account of each user."""
@@ -105,14 +105,14 @@ class FairShares:
             settings, user = self.settings, ("user", owner)
             group = next((("group", name) for name in self._groups_of(owner) if name in settings.groups), None)
             chain = self._chains[owner] = (user,) if group is None else (group, user)
-            self._accounts.setdefault(user, Account(self._weights.get(owner, 1.0)))
+            self._accounts.setdefault(user, Account(settings.users.get(owner, 1.0)))
             if group is not None:
                 self._accounts.setdefault(group, Account(settings.groups[group[1]]))
         return chain
 
     def set_weight(self, user: str, weight: float) -> None:
         """Set the weight of a user, which counts from now on."""
-        self._weights[user] = weight
+        self.settings = replace(self.settings, users=self.settings.users | {user: weight})
         if ("user", user) in self._accounts:
             self._accounts["user", user].weight = weight
         self._standings.clear()
@@ -129,12 +129,10 @@ class FairShares:
         return standing
 
     def update(self, job: Job, was: JobState | None, used: Iterable[NodeUse]) -> None:
-        """Count a job that has changed its state from ``was``; None: it is new. ``used``: the nodes that it had.
-
-        An attempt that ends is charged with the node-seconds that it had, but not if the job returns to its queue or
-        the infrastructure failed: that work was lost by no fault of the user. Jobs in a reservation are not charged,
-        since its owner is.
-        """
+        """Count a job that has changed its state from ``was``; None: it is new. ``used``: the nodes that it had. An
+        attempt that ends is charged with the node-seconds that it had, but not if the job returns to its queue or the
+        infrastructure failed: that work was lost by no fault of the user. Jobs in a reservation are not charged, since
+        its owner is."""
         is_active, was_active = job.state.is_active, was is not None and was.is_active
         attempt = job.attempt
         if is_active == was_active or attempt is None or job.spec.internal or job.spec.array is not None:
@@ -178,10 +176,11 @@ class FairShares:
         """Yield the use and the target of each group and user, those that come first at the top."""
         owners = sorted(self._chains, key=lambda owner: (self.standing(owner, now), owner))
         uses = {key: account.decay(now, self._half_life) for key, account in self._accounts.items()}
-        tops = dict.fromkeys(self._chain(owner)[0] for owner in owners)
+        tops: dict[ScopeKey, list[ScopeKey]] = {}
+        for top, *members in map(self._chain, owners):
+            tops.setdefault(top, []).extend(members)
         total, weights = sum(uses[key] for key in tops), sum(self._accounts[key].weight for key in tops)
-        for top in tops:
-            members = [chain[-1] for chain in map(self._chain, owners) if len(chain) > 1 and chain[0] == top]
+        for top, members in tops.items():
             target = self._accounts[top].weight / weights if weights else 0.0
             within = sum(self._accounts[key].weight for key in members)
             for key in (top, *members):

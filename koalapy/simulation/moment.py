@@ -1,7 +1,7 @@
 """A snapshot of a live grid, from which a simulation can start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
@@ -81,7 +81,7 @@ class Moment:
 
 def moment_of(queries: Queries, people: People, now: float) -> Moment:
     """Return a snapshot of the state of a scheduler. ``now`` is in seconds since 1970 (UTC)."""
-    grid = queries.grid
+    grid, shares = queries.grid, queries.owner_use.shares
     statuses = grid.clusters()
     clusters = tuple(
         KnownCluster(
@@ -106,7 +106,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             clusters,
             tuple((first, second, link) for (first, second), link in view.links.items()),
             tuple(queries.experience.runs()),
-            people,
+            people if shares is None else replace(people, fair_share=shares.settings),
             dict(view.replicas),
             tuple(queries.jobs()),
             now=now,

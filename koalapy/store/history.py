@@ -1,7 +1,8 @@
 """Statistics of ended jobs, and their deletion."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
+from math import inf
 from typing import Any
 
 from sqlalchemy import (
@@ -62,23 +63,23 @@ class HistoryStore:
         self._database, self._max_runs, self._max_freed_pages = database, max_runs, max_freed_pages
         self._max_examined = max_examined
 
-    def node_use(self, since: float) -> list[NodeUse]:
-        """Return the node use of each component that ended since a time, in ended attempts of users' jobs."""
+    def node_use(self, since: float, until: float, owners: Collection[str] = ()) -> list[NodeUse]:
+        """Return the node use of each component in a time range, in ended attempts of users' jobs; ``owners``: only of
+        these users."""
         active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
         under_way = active & (_parts.generation == _jobs.generation)
         query = select(_jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at)
         query = query.join(tables.jobs, _jobs.id == _parts.job_id).where(
             _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, THEIRS_ARE_USERS, ~under_way
         )
+        query = query.where(_parts.claimed_at < until, *([_jobs.owner.in_(owners)] if owners else []))
         rows = self._database.rows(query)
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
 
     def charges(self, since: float) -> list[Charge]:
-        """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users.
-
-        Earlier attempts were lost by preemption or failures. So was the last one if its infrastructure failed. Jobs in
-        a reservation are not charged, since its owner is.
-        """
+        """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users. Earlier
+        attempts were lost by preemption or failures. So was the last one if its infrastructure failed. Jobs in a
+        reservation are not charged, since its owner is."""
         part, other = tables.components, tables.components.alias()
         is_same = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
         failed = exists().where(is_same, other.c.infrastructure)
@@ -119,10 +120,8 @@ class HistoryStore:
         return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
     def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-        """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id.
-
-        ``after`` is the end and id of the last job of the previous call.
-        """
+        """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id. ``after`` is the
+        end and id of the last job of the previous call."""
         at, job = _history.ended_at, _history.job_id
         query = select(job).where(tuple_(at, job) > tuple_(*after), at < until).order_by(at, job).limit(limit)
         with self._database.reading() as connection:
@@ -130,7 +129,8 @@ class HistoryStore:
 
     def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return how many users' jobs ended in a time range, by slot of ``slot_s`` seconds and final state."""
-        slot, state = cast((_history.ended_at - since) / slot_s, Integer).label("slot"), _history.state
+        at, state = (_history.ended_at - since) / slot_s, _history.state
+        slot = (cast(at, Integer) - case((cast(at, Integer) > at, 1), else_=0)).label("slot")  # PostgreSQL rounds
         query = select(slot, state, func.count().label("jobs"))
         query = query.where(_history.ended_at >= since, _history.ended_at <= until)
         rows = self._database.rows(query.group_by(slot, state))
@@ -143,29 +143,28 @@ class HistoryStore:
         return [planned for planned in reversed(rows) if planned.late is not None]
 
     def ended_page(self, which: HistoryFilter) -> HistoryPage:
-        """Return a page of users' ended jobs, the last end first unless the filter has another order.
-
-        A page that is not the last may have fewer jobs than the limit, or none, to bound its cost.
-        """
+        """Return a page of users' ended jobs, the last end first unless the filter has another order. A page that is
+        not the last may have fewer jobs than the limit, or none, to bound its cost."""
         with self._database.reading() as connection:
             return read_page(connection, which, self._max_examined)
 
-    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
-        """Return the components with the most node-seconds since a time, at most ``limit``, in order of their end.
-
-        Only the components that ended last are examined, or those of the newest jobs of one cluster.
-        """
-        values = {"since": since, "cluster": cluster, "examined": self._max_examined, "limit": limit}
+    def ended_components(
+        self, since: float, until: float, limit: int, cluster: ClusterName = ""
+    ) -> tuple[list[PastComponent], bool]:
+        """Return the components with the most node-seconds in a time range, at most ``limit``, in order of their end,
+        and whether others may be missing. Only the components that ended last are examined, or those of the newest jobs
+        of one cluster."""
+        values = {"since": since, "until": until, "cluster": cluster, "examined": self._max_examined, "limit": limit}
+        largest, window = _largest_components(on_cluster=bool(cluster)), _window(on_cluster=bool(cluster))
         with self._database.reading() as connection:
-            rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values)
-            return [PastComponent(*row) for row in rows]
+            found = [PastComponent(*row) for row in connection.execute(largest, values)]
+            others = connection.execute(window.offset(self._max_examined).limit(1), values)
+            return found, len(found) == limit or others.first() is not None
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
-        """Return the components of a cluster that ended with an error, of the newest jobs, the last end first.
-
-        Only the components of the newest jobs are examined.
-        """
-        values = {"cluster": cluster, "examined": self._max_examined, "limit": limit}
+        """Return the components of a cluster that ended with an error, of the newest jobs, the last end first. Only the
+        components of the newest jobs are examined."""
+        values = {"cluster": cluster, "until": inf, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
             return [PastComponent(*row) for row in connection.execute(_failed_components(), values)]
 
@@ -188,8 +187,8 @@ class HistoryStore:
         with self._database.reading() as connection:
             if not self._database.is_sqlite:
                 return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
-            pages = int(connection.exec_driver_sql("PRAGMA page_count").scalar_one())
-            return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+            size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+            return int(connection.exec_driver_sql(size).scalar_one())
 
     def shrink(self) -> bool:
         """Return unused space to the disk in a bounded step. Return whether more is left."""
@@ -204,10 +203,10 @@ class HistoryStore:
 
 
 def _window(*, on_cluster: bool) -> Select[Any]:
-    """Return a query for the components that ended since ``since``, the last ones first; or, on one ``cluster``, for
-    all of its components, those of the newest jobs first."""
+    """Return a query for the components that ended since ``since`` and did not begin after ``until``, the last ones
+    first; or, on one ``cluster``, for all of its components that did not, those of the newest jobs first."""
     names = ("job_id", "generation", "index", "cluster", "size", "claimed_at", "ended_at", "error")
-    query = select(*(_parts[name] for name in names))
+    query = select(*(_parts[name] for name in names)).where(func.coalesce(_parts.claimed_at, 0.0) < bindparam("until"))
     if on_cluster:
         return query.where(_parts.cluster == bindparam("cluster")).order_by(_parts.job_id.desc())
     return query.where(_parts.ended_at > bindparam("since")).order_by(_parts.ended_at.desc())
@@ -217,10 +216,12 @@ def _window(*, on_cluster: bool) -> Select[Any]:
 def _largest_components(*, on_cluster: bool) -> Select[Any]:
     """Return the query for the ``limit`` components with the most node-seconds among the ``examined`` ones."""
     since: ColumnElement[float] = bindparam("since")
+    until: ColumnElement[float] = bindparam("until")
     found = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c
     start = case((found.claimed_at < since, since), else_=found.claimed_at)
+    end = case((found.ended_at > until, until), else_=found.ended_at)
     largest = select(*found).where(found.ended_at > since, found.claimed_at < found.ended_at)
-    weight = found.size * (found.ended_at - start)
+    weight = found.size * (end - start)
     chosen = largest.order_by(weight.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
     return _with_attempts(chosen).order_by(chosen.ended_at, chosen.job_id, chosen["index"])
 
@@ -251,4 +252,5 @@ def _with_attempts(found: Any) -> Select[Any]:
         found.ended_at,
         found.error,
         type_coerce(is_shared, Boolean),
-    ).where(has_attempt)
+        case((THEIRS_ARE_USERS, _jobs.owner), else_=""),
+    ).where(has_attempt, _jobs.id == found.job_id)

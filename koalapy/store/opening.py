@@ -115,9 +115,9 @@ def open_stores(
     ``ConflictError`` if another daemon holds the lease.
     """
     engine = make_engine(url)
+    check_sessions(engine)
     if claim is None:
         return stores_in_database(Database(engine, clock, claim=None), output, is_read_only=True)
-    check_sessions(engine)
     database = Database(engine, clock, claim=claim, upgrade=upgrade)
     return stores_in_database(database, output, None if url == MEMORY else job_numbers)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, delete, func, insert, literal_column, select, update
+from sqlalchemy import Connection, RowMapping, cast, delete, func, insert, literal_column, select, update
 
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
 from koalapy.model.history import CLUSTER_SLOT_S, SLOTS_KEPT_S, UseSum
@@ -133,7 +133,7 @@ class SampleStore(DatabaseStore):
         """
         columns = _sums.c
         start = (columns.start - columns.start % joined).label("start")
-        sums = [func.sum(columns[name]).label(name) for name in _SUMMED]
+        sums = [cast(func.sum(columns[name]), columns[name].type).label(name) for name in _SUMMED]
         query = select(columns.cluster, start, *sums).where(
             columns.length == length,
             columns.start >= since,

@@ -506,7 +506,7 @@ use_sums = Table(
     Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("cluster", Plain(100), primary_key=True),
     *(
-        Column(each.name, Integer if each.type is int else Float, nullable=False)
+        Column(each.name, BigInteger if each.type is int else Float, nullable=False)
         for each in fields(UseSum)
         if each.name not in ("start", "cluster")
     ),

@@ -15,7 +15,7 @@ def upgrade() -> None:
         sa.Column("length", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("start", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("cluster", sa.String(100), nullable=False),
-        *(sa.Column(name, sa.Integer(), nullable=False) for name in COUNTS),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in COUNTS),
         sa.Column("startup", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("length", "start", "cluster", name="pk_use_sums"),
     )

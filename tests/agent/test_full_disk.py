@@ -161,11 +161,12 @@ async def test_disk_syncs_of_several_writers_are_shared(tmp_path: Path, monkeypa
     synced: list[Path] = []
     monkeypatch.setattr(spool_module, "sync_path", synced.append)
     disk_sync = DiskSync()
-    files = [tmp_path / str(number) for number in range(20)]
+    files = [tmp_path / str(number) / name for number in range(10) for name in ("journal", "stream.0")]
     for path in files:
         disk_sync.mark_written(path)
     await asyncio.gather(*(disk_sync.wait_synced() for _ in range(20)))
     assert sorted(synced) == sorted(files), "each file is synced once"
+    assert {path.name for path in synced[:10]} == {"stream.0"}, "journals follow what they record"
     await disk_sync.wait_synced()
     assert len(synced) == 20, "nothing was written since then"
 

@@ -71,7 +71,7 @@ def test_read_database_with_running_job_yields_its_claims(stores: Stores, tmp_pa
         "5eed",
         "7",
     )
-    assert (second.superseded, second.unreachable, second.last_moment) == (True, True, None)
+    assert (second.superseded, second.unknown_since is not None, second.last_moment) == (True, True, None)
     assert (third.begin, third.has_ended) == (None, True)
     assert [(fact.key, fact.job) for fact in facts_of(tmp_path, Submission)] == [("key", 7)]
 
@@ -88,8 +88,8 @@ def test_read_database_with_lost_component_yields_when_its_lease_was_over(stores
         replace(placed, index=3, state=ComponentState.RUNNING, unknown_since=9.0, lost_at=90.0),
     )
     write(stores, jobs={7: replace(job, attempt=replace(job.attempt, components=components))})
-    facts = [(run.has_ended, run.unreachable, run.lease_over_at) for run in facts_of(tmp_path, Run)]
-    assert facts == [(True, True, 50.0), (True, True, None), (True, False, None), (True, True, None)]
+    facts = [(run.has_ended, run.unknown_since, run.lease_over_at) for run in facts_of(tmp_path, Run)]
+    assert facts == [(True, 9.0, 50.0), (True, 9.0, None), (True, None, None), (True, 9.0, None)]
 
 
 def test_read_database_while_the_daemon_writes_sees_one_moment(stores: Stores, tmp_path: Path) -> None:

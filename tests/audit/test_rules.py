@@ -113,7 +113,7 @@ def disobeyed_lease(facts: list[Fact], random: Random) -> bool:
         claim = next(
             c for c in find_runs(facts, RunKind.CLAIM) if (c.job, c.attempt, c.part) == (run.job, run.attempt, run.part)
         )
-        return change(facts, claim, unreachable=True, lease_over_at=run.end - 6.0)
+        return change(facts, claim, unknown_since=run.begin, lease_over_at=run.end - 6.0)
     return False
 
 
@@ -324,14 +324,16 @@ def test_node_of_two_jobs_is_a_gap_if_a_removed_one_may_have_shared_it(shares: b
     assert ("node-once" in {rule for rule, _ in report.missing}) is shares
 
 
-@pytest.mark.parametrize("unreachable", [True, False])
-def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(*, unreachable: bool) -> None:
-    """Its job was preempted, and a partition hid its end."""
-    claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",), unreachable=unreachable)
+@pytest.mark.parametrize(("unknown_since", "is_gap"), [(8.0, True), (None, False), (10.0, False)])
+def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(
+    unknown_since: float | None, *, is_gap: bool
+) -> None:
+    """Its job was preempted, and a partition hid its end. A claim from before the partition is a violation."""
+    claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",), unknown_since=unknown_since)
     records = [JobRecord(DATABASE, job, "failed", 1) for job in (1, 2)]
     report = audit_facts([claim, replace(claim, job=2, begin=9.0), *records])
-    assert ("node-once" in {finding.rule for finding in report.findings}) is not unreachable
-    assert ("node-once" in {rule for rule, _ in report.missing}) is unreachable
+    assert ("node-once" in {finding.rule for finding in report.findings}) is not is_gap
+    assert ("node-once" in {rule for rule, _ in report.missing}) is is_gap
 
 
 def test_report_counts_a_job_with_gaps_of_two_components_once() -> None:

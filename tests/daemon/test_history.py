@@ -1,18 +1,20 @@
 """Usage history by days, weeks, clusters and users."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
-from koalapy.daemon.jobs.history import History
+from koalapy.daemon.jobs.history import MAX_LINES, History
 from koalapy.model.errors import UsageError
-from koalapy.model.history import DAY, Kind, Step
+from koalapy.model.history import DAY, Figures, Kind, Step
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.records import Batch, ClusterRecord
+from koalapy.store.tables import days
 from koalapy.workload import swf
 from tests.memory_stores import memory_stores
 
@@ -99,6 +101,27 @@ async def test_history_counts_held_nodes_until_now(place: Place) -> None:
     thursday, friday = await place.read_lines(Kind.CLUSTER, name="north")
     assert thursday.node_seconds == (10 + 120) * 3600
     assert (friday.jobs, friday.node_seconds, friday.utilisation) == (0, 120 * 3600, 1.0)
+
+
+async def test_history_of_two_names_reads_no_others(place: Place) -> None:
+    with place.stores.jobs.database.writing() as connection:
+        figures = asdict(Figures(jobs=1))
+        others = [{"kind": Kind.USER, "day": THURSDAY, "name": f"user{n}", **figures} for n in range(MAX_LINES)]
+        connection.execute(insert(days), others)
+    span = place.history.make_span(None, None)
+    table, total = await place.history.read_table_and_total(Kind.USER, Step.DAY, span, ["bob", "ada"])
+    assert [(line.name, line.jobs) for line in table.lines] == [("ada", 2), ("bob", 1)]
+    assert total is not None
+    assert total.jobs == 3
+    with pytest.raises(UsageError, match=f"more than {MAX_LINES} lines"):
+        await place.history.read_table_and_total(Kind.USER, Step.DAY, span, [None])
+
+
+async def test_node_seconds_of_some_users_in_a_past_time(place: Place) -> None:
+    start = THURSDAY * DAY
+    everything = await place.history.read_node_seconds(start, start + DAY, DAY)
+    assert everything == {"ada": [9 * 3600.0], "bob": [4 * 3600.0]}
+    assert await place.history.read_node_seconds(start, start + DAY, DAY, ["bob"]) == {"bob": [4 * 3600.0]}
 
 
 async def test_history_by_week_begins_on_monday(place: Place) -> None:

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import insert
 
 from koalapy.daemon.jobs.history import History
-from koalapy.dashboard.pages.history import MAX_CURVES, charts_by_day, largest_names
+from koalapy.dashboard.charts import Chart, Curve
+from koalapy.dashboard.pages.history import MAX_CURVES, charts_by_day, is_complete, largest_names
 from koalapy.model.history import DAY, Figures, Kind, Step
 from koalapy.model.identity import Role
 from koalapy.store.tables import days
@@ -32,12 +33,16 @@ async def test_pictures_show_users_with_most_nodes() -> None:
     lines = (await history.read_table(Kind.USER, Step.DAY, history.make_span(None, None))).lines
     names = largest_names(lines)[:MAX_CURVES]
     assert len(largest_names(lines)) == MAX_CURVES + 2
-    charts = charts_by_day(lines, names, Kind.POLICY)
+    charts = charts_by_day(lines, names)
     jobs = next(chart for chart in charts if chart.title == "Jobs that ended")
     assert [curve.name for curve in jobs.curves] == [f"user{number}" for number in range(2, 10)]
     assert jobs.at == [100 * 86400, 102 * 86400]
     assert [curve.values for curve in jobs.curves][-2:] == [[1, None], [1, 1]]
     assert {chart.unit for chart in charts} == {"share", "seconds", "count"}
+    for first, expected in ((0, True), (12, True), (36, False), (48, False)):
+        values = [0.5 if hour >= first else None for hour in range(48)]
+        hourly = Chart("Nodes used", [100 * DAY + hour * 3600 for hour in range(48)], 3600, [Curve("x", values)])
+        assert is_complete(hourly, lines) is expected, first
 
 
 @pytest.fixture(scope="module")

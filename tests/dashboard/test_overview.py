@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +17,13 @@ from sqlalchemy import func, select
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
 from koalapy.dashboard.charts import render_chart, use_chart
-from koalapy.dashboard.pages.timeline import join_sites
+from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import job_row
 from koalapy.dashboard.time_range import parse_range
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import StoreUnavailable, UsageError
-from koalapy.model.history import DAY, UseSum, UseSums
+from koalapy.model.history import DAY, PastComponent, UseSum, UseSums
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState, PlannedStart
 from koalapy.model.job_spec import JobSpec
@@ -283,6 +283,7 @@ def test_time_range_is_parsed_from_address() -> None:
     for since, until in (("2026-11-29", "2026-11-28"), ("now", ""), ("x", ""), ("1h", "2h"), ("30s", "")):
         with pytest.raises(UsageError):
             parse_range(since, until, now)
+    assert parse_range("0001-01-01T00:00+14:00", "", now).start == 0.0
 
 
 def test_pages_with_time_have_the_same_ranges(scene: ServedDaemon) -> None:
@@ -324,6 +325,39 @@ def test_timeline_has_bars_in_an_hour_and_sums_beyond(scene: ServedDaemon) -> No
     assert scene.http.get("/timeline.json?cluster=atlantis").status_code == 404
 
 
+def test_timeline_of_past_time_has_only_its_jobs(scene: ServedDaemon) -> None:
+    view = scene.http.get("/timeline.json?since=3h&until=130m").json()
+    bars = [bar for lane in view["timeline"]["lanes"] for bar in lane["bars"]]
+    assert bars
+    assert max(bar["phases"][0]["start"] for bar in bars) < view["range"]["end"]
+
+
+def test_timeline_says_how_many_lanes_are_missing(scene: ServedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = scene.http.get("/timeline.json?since=7d").json()["timeline"]["lanes"]
+    monkeypatch.setattr("koalapy.dashboard.pages.timeline.MAX_LANES", 1)
+    view = scene.http.get("/timeline.json?since=7d").json()
+    assert (view["timeline"]["lanes"][0]["page"], view["more"]) == (
+        "/timeline?cluster=amsterdam&since=7d",
+        len(used) - 1,
+    )
+    page = scene.http.get("/timeline?since=7d", headers={"Accept": "text/html"}).text
+    assert f"{len(used) - 1} more lanes are not shown" in page
+
+
+def test_errors_of_others_are_hidden_from_users() -> None:
+    part = PastComponent(7, 1, "north", 2, 10.0, 14.0, 15.0, 40.0, "/home/ada: no space", is_shared=True, owner="ada")
+    for caller in (Identity("ada", Role.USER, "test"), Identity("bob", Role.OPERATOR, "test")):
+        assert hide_details(part, caller) == part
+    hidden = hide_details(part, Identity("bob", Role.USER, "test"))
+    assert (hidden.owner, hidden.error) == ("", "ended early")
+    assert hide_details(replace(part, error=""), Identity("bob", Role.USER, "test")).error == ""
+
+
+def test_history_until_midnight_ends_the_day_before(scene: ServedDaemon) -> None:
+    table = scene.http.get("/history.json?since=yesterday&until=today").json()["table"]
+    assert table["first"] == table["last"]
+
+
 def test_timeline_draws_uses_with_gaps() -> None:
     uses = [
         UseSum(start, "", 1, ours=1, local=local, idle=4 - 1 - local) for start, local in ((0, 1), (600, 2), (1800, 3))
@@ -341,10 +375,10 @@ def test_many_clusters_are_joined_to_sites() -> None:
     lanes = [
         TimelineLane(name, 4, [], uses=[UseSum(0, name, 2, ours=2, idle=6)]) for name in ("delft-1", "delft-2", "hague")
     ]
-    sites = join_sites(lanes)
+    sites = join_sites(lanes, since="1h", until="")
     assert [(lane.label, lane.nodes, lane.uses[0].ours, lane.page) for lane in sites] == [
-        ("delft", 8, 4, "/timeline?cluster=delft"),
-        ("hague", 4, 2, "/timeline?cluster=hague"),
+        ("delft", 8, 4, "/timeline?cluster=delft&since=1h"),
+        ("hague", 4, 2, "/timeline?cluster=hague&since=1h"),
     ]
 
 

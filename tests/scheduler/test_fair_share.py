@@ -19,6 +19,8 @@ from koalapy.scheduler.events import ReservationChanged, WeightChanged
 from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.moment import moment_of
+from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from tests.scheduler.test_shared_nodes import SharingWorld
@@ -63,6 +65,9 @@ def test_set_weight_orders_waiting_jobs_anew() -> None:
     assert order_of(world) == [of_ann, of_ben]
     world.step([WeightChanged("ben", 3.0)])
     assert order_of(world) == [of_ben, of_ann]
+    known = moment_of(world.queries, People(), world.now).beginning.people.fair_share
+    assert known is not None
+    assert known.users["ben"] == 3.0
     world.step([WeightChanged("ben", 0.5)])
     assert order_of(world) == [of_ann, of_ben]
 

@@ -227,7 +227,8 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
     jobs = [make_job(1, 9, "north", ended=START - 50), make_job(2, 2, "north", "south"), make_job(3, 1, "west")]
     write_jobs(stores, [*jobs, make_job(4, 3, "north", ended=START + 1)])
     history = stores.history
-    found = history.ended_components(START - 5, 10)
+    found, is_cut = history.ended_components(START - 5, START + 9, 10)
+    assert not is_cut
     assert [(one.job, one.cluster, one.is_shared) for one in found] == [
         (2, "north", True),
         (2, "south", True),
@@ -235,6 +236,7 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
         (4, "north", False),
     ]
     first = found[0]
+    assert first.owner == jobs[1].spec.owner
     assert (first.size, first.claimed_at, first.barrier_at, first.launched_at, first.ended_at, first.error) == (
         2,
         START - 10,
@@ -243,11 +245,29 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
         START,
         "lost",
     )
-    assert [one.job for one in history.ended_components(START - 5, 1)] == [4]
-    assert [one.job for one in history.ended_components(START - 60, 1)] == [1]
-    assert [one.job for one in history.ended_components(0.0, 10, "north")] == [1, 2, 4]
-    assert history.ended_components(0.0, 10, "nowhere") == []
+
+    def jobs_between(since: float, until: float, limit: int = 10, cluster: str = "") -> tuple[list[int], bool]:
+        components, is_cut = history.ended_components(since, until, limit, cluster)
+        return [one.job for one in components], is_cut
+
+    assert jobs_between(START - 5, START + 9, 1) == ([4], True)
+    assert jobs_between(START - 60, START + 9, 1) == ([1], True)
+    assert jobs_between(START - 60, START - 50) == ([1], False), "those claimed later are not in the time range"
+    assert jobs_between(START - 60, START - 9.5, 2) == ([1, 2], True), "only the part in the time range counts"
+    assert jobs_between(0.0, START + 9, 10, "north") == ([1, 2, 4], False)
+    assert jobs_between(0.0, START - 9.5, 10, "north") == ([1, 2], False)
+    assert jobs_between(0.0, START + 9, 10, "nowhere") == ([], False)
     bounded = HistoryStore(stores.jobs.database, max_examined=2)
-    assert len(bounded.ended_components(0.0, 10)) == 2
+    components, is_cut = bounded.ended_components(0.0, START + 9, 10)
+    assert (len(components), is_cut) == (2, True)
+    assert [one.job for one in bounded.ended_components(0.0, START - 15, 10)[0]] == [1]
     assert [(one.job, one.error) for one in history.failed_components("north", 2)] == [(4, "lost"), (2, "lost")]
     assert history.failed_components("far", 2) == []
+
+
+def test_outcomes_of_second_half_of_slot_count_in_it(stores: Stores) -> None:
+    spec = JobSpec(FlexibleRequest(1), ("true",))
+    ends = (100.0, 104.0, 107.0, 110.0, 119.9)
+    write_jobs(stores, [Job(n, spec, 1.0, JobState.SUCCEEDED, ended_at=end) for n, end in enumerate(ends, 1)])
+    counts = sorted(stores.history.count_outcomes(100.0, 200.0, 10.0))
+    assert counts == [(0, "succeeded", 3), (1, "succeeded", 2)]

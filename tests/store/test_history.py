@@ -173,10 +173,12 @@ def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
     next_attempt = with_attempt(restarted_job, part(0, 30.0, 31.0))
     assert restarted_job.attempt is not None
     stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: next_attempt}, attempts=[(3, restarted_job.attempt)]))
-    uses = sorted(stores.history.node_use(9.5), key=lambda use: use.owner)
+    uses = sorted(stores.history.node_use(9.5, 99.0), key=lambda use: use.owner)
     assert uses == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
-    assert len(stores.history.node_use(8.5)) == 3
-    assert stores.history.node_use(100.0) == []
+    assert len(stores.history.node_use(8.5, 99.0)) == 3
+    assert {use.start for use in stores.history.node_use(8.5, 10.5)} == {10.0, 5.0}
+    assert [use.owner for use in stores.history.node_use(8.5, 99.0, ["bob", "cyd"])] == ["bob"]
+    assert stores.history.node_use(100.0, 199.0) == []
 
 
 def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) -> None:

@@ -6,8 +6,8 @@ remain when the jobs are removed.
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from math import ceil
 from typing import Any
@@ -139,10 +139,8 @@ class History:
         self._store, self._clock, self._jobs, self._jobs_keep = store, clock, jobs, jobs_keep
 
     def make_span(self, first: date | None, last: date | None, days: int = 30) -> Span:
-        """Return the span; ``last`` defaults to today, ``first`` to ``days`` days up to then.
-
-        Raise ``UsageError`` if it ends before it begins.
-        """
+        """Return the span; ``last`` defaults to today, ``first`` to ``days`` days up to then. Raise ``UsageError`` if
+        it ends before it begins."""
         last = last or _to_date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
@@ -171,15 +169,18 @@ class History:
         used = await self.read_node_seconds(now - seconds, now, seconds)
         return {user: node_seconds[0] / 3600 for user, node_seconds in used.items()}
 
-    async def read_node_seconds(self, since: float, until: float, slot_s: float) -> dict[str, list[float]]:
-        """Return the node-seconds of each user in each slot of a time range, with those of active jobs."""
+    async def read_node_seconds(
+        self, since: float, until: float, slot_s: float, owners: Collection[str] = ()
+    ) -> dict[str, list[float]]:
+        """Return the node-seconds of each user in each slot of a time range, with those of active jobs. ``owners``:
+        only of these users."""
         now, slots = self._clock(), ceil((until - since) / slot_s - 1e-6)
         active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
         uses = [
             NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
             for job in active
             for one in (job.attempt.components if job.attempt else ())
-            if one.claimed_at is not None
+            if one.claimed_at is not None and (not owners or job.spec.owner in owners)
         ]
 
         def sum_up(ended: Sequence[NodeUse]) -> dict[str, list[float]]:
@@ -194,11 +195,13 @@ class History:
                     of_user[slot] += use.nodes * max(0.0, min(end, begin + slot_s) - max(start, begin))
             return sums
 
-        return await asyncio.to_thread(sum_up, await query(self._store.node_use, since))
+        return await asyncio.to_thread(sum_up, await query(self._store.node_use, since, until, owners))
 
-    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
-        """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
-        return await query(self._store.ended_components, since, limit, cluster)
+    async def list_components(
+        self, since: float, until: float, limit: int, cluster: ClusterName = ""
+    ) -> tuple[list[PastComponent], bool]:
+        """Return the largest ended components in a time range; see ``HistoryStore.ended_components``."""
+        return await query(self._store.ended_components, since, until, limit, cluster)
 
     async def list_failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
         """Return the last components of a cluster that ended early; see ``HistoryStore.failed_components``."""
@@ -211,11 +214,13 @@ class History:
         return (await self._read_tables(span, (kind, step, name), max_lines=max_lines))[0]
 
     async def read_table_and_total(
-        self, kind: Kind, step: Step, span: Span, name: str | None = None
+        self, kind: Kind, step: Step, span: Span, names: Sequence[str | None]
     ) -> tuple[UsageTable, UsageLine | None]:
-        """Return the same, and the figures of the whole grid over the span; None without jobs."""
-        table, total = await self._read_tables(span, (kind, step, name), (Kind.GRID, Step.ALL, None))
-        return table, total.lines[0] if total.lines else None
+        """Return the same of several names, and the figures of the whole grid over the span; None without jobs."""
+        selections = [(kind, step, name) for name in names]
+        *tables, total = await self._read_tables(span, *selections, (Kind.GRID, Step.ALL, None))
+        lines = sorted((line for table in tables for line in table.lines), key=lambda line: (line.start, line.name))
+        return replace(tables[0], lines=lines), total.lines[0] if total.lines else None
 
     async def _read_tables(
         self, span: Span, *selections: tuple[Kind, Step, str | None], max_lines: int = MAX_LINES
@@ -259,10 +264,8 @@ class History:
         return tables
 
     async def export_trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
-        """Yield the kept jobs that ended in a span in the Standard Workload Format.
-
-        ``user``: hide owner and application of other users' jobs; None hides nothing.
-        """
+        """Yield the kept jobs that ended in a span in the Standard Workload Format. ``user``: hide owner and
+        application of other users' jobs; None hides nothing."""
         start, end = span.seconds
         yield _trace_header(start, end, await query(self._store.nodes_by_day, span.days[1]))
         numbers: Numbers = defaultdict(dict)
@@ -367,10 +370,8 @@ MAX_TIMESTAMP = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
 
 def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, ClusterName, int]]) -> str:
-    """Return the comment lines at the start of a trace in the Standard Workload Format.
-
-    ``node_counts`` are (day, cluster, nodes), by day.
-    """
+    """Return the comment lines at the start of a trace in the Standard Workload Format. ``node_counts`` are (day,
+    cluster, nodes), by day."""
     nodes = {cluster: count for _, cluster, count in node_counts}  # by days in order: the last count stays
 
     def format_time(timestamp: float) -> str:
@@ -393,10 +394,8 @@ def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, Clu
 
 
 def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
-    """Return a job as a line of a trace in the Standard Workload Format.
-
-    Names become numbers, which ``numbers`` keeps. With ``user``, other users' names are unknown.
-    """
+    """Return a job as a line of a trace in the Standard Workload Format. Names become numbers, which ``numbers`` keeps.
+    With ``user``, other users' names are unknown."""
 
     def number_of(kind: str, name: str) -> int:
         return numbers[kind].setdefault(name, len(numbers[kind]) + 1)

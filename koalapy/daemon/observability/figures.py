@@ -130,7 +130,7 @@ class Samples:
         length = lengths[0] if lengths else max(SLOTS_KEPT_S)
         joined = length * max(1, ceil((until - since) / length / max_slots))
         starts = range(int(since // joined) * joined, ceil(until), joined)
-        key = length, starts, tuple(clusters)
+        key = length, starts, int(until // length), tuple(clusters)
         if (sums := self._ranges.get(key)) is None:
             stored = self._stored
             try:

@@ -21,7 +21,7 @@ from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.scheduler import Failures, failures_of
-from koalapy.dashboard.pages.timeline import drains_of
+from koalapy.dashboard.pages.timeline import drains_of, hide_details
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
@@ -239,7 +239,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             known_nodes=replace(known, nodes=()),
             range=time_range,
             uses=use_chart("Nodes by use", sums, name, marks),
-            errors=[one if is_operator else replace(one, error="") for one in failed],
+            errors=[hide_details(one, caller) for one in failed],
             profile=status.profile,
             speed=status.speed,
             node_classes=(*status.nodes.node_classes, *status.nodes.parts),

@@ -151,10 +151,8 @@ class ExpectedEnds:
         self._ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
 
     async def load(self, queries: Queries, now: float) -> list[tuple[Job, ExpectedEnd | None]]:
-        """Return all active jobs with their expected ends, None for a job with an unknown end.
-
-        Concurrent requests may call this method: each fills a separate dictionary.
-        """
+        """Return all active jobs with their expected ends, None for a job with an unknown end. Concurrent requests may
+        call this method: each fills a separate dictionary."""
         ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
         async for jobs in iterate_in_slices(list(queries.active_jobs()), JOBS_PER_SLICE):
             for job in jobs:
@@ -310,10 +308,8 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/forecast/what-if", "what_if.html", operation="ask_what_if", title="What if", live=False)
     async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> WhatIfView:
-        """Return the form, and the path of the results if there are changes or the form was sent.
-
-        ``complete``: wait for the results, for browsers without scripts.
-        """
+        """Return the form, and the path of the results if there are changes or the form was sent. ``complete``: wait
+        for the results, for browsers without scripts."""
         is_asked = ask or asked.model_copy(update={"horizon": HORIZON}) != WhatIf()
         simulate = await prepare(asked) if is_asked else None
         values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}

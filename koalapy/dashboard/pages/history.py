@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, timedelta
 from typing import Annotated
 
 from fastapi import Query
@@ -17,7 +17,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
-from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums, day_of
+from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums
 
 FIGURES: dict[str, tuple[str, Unit]] = {
     "utilisation": ("Nodes used", "share"),
@@ -31,8 +31,6 @@ FIGURES: dict[str, tuple[str, Unit]] = {
 """The charts by day: attributes of ``UsageLine`` with their titles and units."""
 MAX_CURVES = 8
 """Maximum number of curves in a chart: those with the most node-seconds."""
-MEASURED = (Kind.GRID, Kind.CLUSTER, Kind.USER)
-"""The kinds with charts by the hour, in place of the nodes used by day."""
 Names = Annotated[list[Name], Query(max_length=MAX_CURVES, description="only these clusters, users, policies, ...")]
 
 
@@ -52,6 +50,11 @@ class HistoryView:
     """Number of names that are not in the charts."""
 
 
+def date_of(at: float) -> date:
+    """Return the day of a time in UTC."""
+    return date(1970, 1, 1) + timedelta(days=at // DAY)
+
+
 def largest_names(lines: Sequence[UsageLine]) -> list[str]:
     """Return the names in lines, those with the most node-seconds first."""
     node_seconds = Counter[str]()
@@ -60,15 +63,13 @@ def largest_names(lines: Sequence[UsageLine]) -> list[str]:
     return sorted(node_seconds, key=lambda name: (-node_seconds[name], name))
 
 
-def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str], by: Kind) -> list[Chart]:
+def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str]) -> list[Chart]:
     """Return the charts of the figures of these names."""
     days = sorted({line.start for line in lines})
     by_name = {name: {line.start: line for line in lines if line.name == name} for name in sorted(names)}
     times = [(day - date(1970, 1, 1)).days * DAY for day in days]
     charts = []
     for figure, (title, unit) in FIGURES.items():
-        if figure == "utilisation" and by in MEASURED:
-            continue
         curves = [
             Curve(name, [getattr(lines_by_day[day], figure) if day in lines_by_day else None for day in days])
             for name, lines_by_day in by_name.items()
@@ -93,7 +94,7 @@ def charts_of_clusters(sums: UseSums, names: Sequence[str]) -> list[Chart]:
 async def charts_of_users(history: History, time_range: TimeRange, names: Sequence[str]) -> list[Chart]:
     """Return the nodes that the jobs of users used."""
     length = max(3600.0, time_range.seconds / MAX_SLOTS)
-    node_seconds = await history.read_node_seconds(time_range.start, time_range.end, length)
+    node_seconds = await history.read_node_seconds(time_range.start, time_range.end, length, names) if names else {}
     count = len(next(iter(node_seconds.values()), ()))
     at = [time_range.start + length * slot for slot in range(count)]
     curves = [
@@ -101,6 +102,13 @@ async def charts_of_users(history: History, time_range: TimeRange, names: Sequen
         for name in sorted(names)
     ]
     return [Chart("Nodes used", at, length, curves)] if at else []
+
+
+def is_complete(chart: Chart, lines: Sequence[UsageLine]) -> bool:
+    """Return whether no period of the lines ended before the first value of a chart by the hour."""
+    slots = zip(chart.at, *(curve.values for curve in chart.curves), strict=True)
+    first = next((at for at, *values in slots if any(value is not None for value in values)), None)
+    return first is not None and all(date_of(first) <= line.end for line in lines)
 
 
 def add_history(dashboard: Dashboard, services: Services) -> None:
@@ -120,25 +128,20 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
         time_range = parse_range(since, until, dashboard.engine.clock(), "30d")
         names = list(dict.fromkeys(one for one in name if one))
-        visible = {visible_to(caller, by, one) for one in names or [""]}
-        only = visible.pop() if len(visible) == 1 else None
-        first, last = (
-            date.fromordinal(date(1970, 1, 1).toordinal() + day_of(at)) for at in (time_range.start, time_range.end)
-        )
-        table, total = await history.read_table_and_total(by, step, history.make_span(first, last), only)
-        if names:
-            table = replace(table, lines=[line for line in table.lines if line.name in names])
+        visible = list(dict.fromkeys(visible_to(caller, by, one) for one in names or [""]))
+        span = history.make_span(date_of(time_range.start), date_of(time_range.end - 1))
+        table, total = await history.read_table_and_total(by, step, span, visible)
         largest = largest_names(table.lines)
-        shown = (names or largest)[:MAX_CURVES]
-        charts = list[Chart]()
+        shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
+        charts, by_day = list[Chart](), charts_by_day(table.lines, shown)
         if by is Kind.USER:
             charts = await charts_of_users(history, time_range, shown)
-        elif by in MEASURED:
-            shown = [""] if by is Kind.GRID else shown
-            sums = await services.samples.read(time_range.start, time_range.end, shown) if shown else None
-            charts = charts_of_clusters(sums, shown) if sums else []
-        if table.lines:
-            charts += charts_by_day(table.lines, shown, by)
+        elif by in (Kind.GRID, Kind.CLUSTER) and shown:
+            sums = await services.samples.read(time_range.start, time_range.end, shown)
+            charts = charts_of_clusters(sums, shown)
+        if charts:  # the first ones both are of the nodes used
+            del (by_day if is_complete(charts[0], table.lines) else charts)[0]
+        charts += by_day
         newest_first = sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True)
         return HistoryView(
             time_range,

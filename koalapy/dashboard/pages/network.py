@@ -266,10 +266,8 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
 
 
 async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> LinkView:
-    """Return the state of a link and its last ``limit`` measurements.
-
-    Raise ``NotFoundError`` for an unknown cluster.
-    """
+    """Return the state of a link and its last ``limit`` measurements. Raise ``NotFoundError`` for an unknown
+    cluster."""
     measurements = await network.read_history(first, second, limit)
     first, second = pair_of(first, second)
     (record,) = network.list_links([(first, second)])

@@ -349,10 +349,8 @@ def _describe_effect(does: str, count: int, users: int) -> str:
 
 
 def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
-    """Return the selected jobs with the states that the page showed; raise ``UsageError`` if the form is invalid.
-
-    A job that has changed since is not acted on.
-    """
+    """Return the selected jobs with the states that the page showed; raise ``UsageError`` if the form is invalid. A job
+    that has changed since is not acted on."""
     try:
         pairs = [pair.split(":") for pair in form.get("jobs").split(",") if pair]
         states = {int(job): JobState(state) for job, state in pairs}

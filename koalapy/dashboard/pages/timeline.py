@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Query
@@ -19,7 +19,7 @@ from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
 from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.history import USES, PastComponent, UseSum
-from koalapy.model.identity import Identity
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus
@@ -56,6 +56,8 @@ class TimelineView:
     """Clusters without a lane, since they were idle."""
     is_cut: bool
     """Whether smaller components may be missing."""
+    more: int
+    """Number of lanes that are not shown."""
     waiting: int
     """Waiting jobs with an expected start, of the caller or visible to them."""
 
@@ -65,8 +67,9 @@ def site_of(cluster: ClusterName) -> str:
     return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
 
 
-def join_sites(lanes: Sequence[TimelineLane]) -> list[TimelineLane]:
-    """Return a lane for each site in place of those of its clusters, with the sums of their nodes."""
+def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane]:
+    """Return a lane for each site in place of those of its clusters, with the sums of their nodes; ``times``: since and
+    until of the links."""
     by_site: defaultdict[str, list[TimelineLane]] = defaultdict(list)
     for lane in lanes:
         by_site[site_of(lane.label)].append(lane)
@@ -75,7 +78,7 @@ def join_sites(lanes: Sequence[TimelineLane]) -> list[TimelineLane]:
             site,
             sum(lane.nodes for lane in members),
             [bar for lane in members for bar in lane.bars],
-            with_query("/timeline", cluster=site),
+            with_query("/timeline", cluster=site, **times),
             sum_uses(members),
             [drain for lane in members for drain in lane.drains],
         )
@@ -91,17 +94,27 @@ def sum_uses(lanes: Sequence[TimelineLane]) -> list[UseSum]:
     return [UseSum(start, "", 1, **counts) for start, counts in sorted(by_start.items())]
 
 
-def active_components(jobs: Iterable[Job]) -> Iterator[PastComponent]:
-    """Yield the components of active jobs that have nodes now."""
+def active_components(jobs: Iterable[Job], until: float) -> Iterator[PastComponent]:
+    """Yield the components of active jobs that have nodes now, and had them before ``until``."""
     for job in jobs:
         attempt = job.attempt
         if attempt is None:
             continue
         is_shared = len({component.cluster for component in attempt.gang}) > 1
         for one in attempt.gang:
-            if one.claimed_at is not None and one.ended_at is None:
+            if one.claimed_at is not None and one.claimed_at < until and one.ended_at is None:
                 times = (one.claimed_at, attempt.barrier_at, attempt.launched_at, None)
-                yield PastComponent(job.id, attempt.generation, one.cluster, one.size, *times, one.error, is_shared)
+                user = "" if job.spec.internal else job.spec.owner
+                yield PastComponent(
+                    job.id, attempt.generation, one.cluster, one.size, *times, one.error, is_shared, user
+                )
+
+
+def hide_details(component: PastComponent, caller: Identity) -> PastComponent:
+    """Return a component without its user and error, unless the caller is an operator or that user."""
+    if caller.has_role(Role.OPERATOR) or component.owner == caller.user:
+        return component
+    return replace(component, owner="", error=component.error and "ended early")
 
 
 def drains_of(cluster: ClusterStatus) -> list[Drain]:
@@ -160,13 +173,13 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             names = [name for name in names if cluster in (name, site_of(name))]
         sums = await services.samples.read(time_range.start, time_range.end, (), MAX_SLOTS)
         with_bars, is_current = time_range.seconds <= MAX_BARS_S, not time_range.until
-        ended, active = list[PastComponent](), list[PastComponent]()
+        ended, active, is_cut = list[PastComponent](), list[PastComponent](), False
         if with_bars:
-            past = await history.list_components(time_range.start, MAX_BARS, names[0] if len(names) == 1 else "")
-            ended = [one for one in past if one.claimed_at is None or one.claimed_at < time_range.end]
-            active = [one for one in active_components(queries.active_jobs()) if one.cluster in names]
+            only = names[0] if len(names) == 1 else ""
+            ended, is_cut = await history.list_components(time_range.start, time_range.end, MAX_BARS, only)
+            active = [one for one in active_components(queries.active_jobs(), time_range.end) if one.cluster in names]
             active.sort(key=lambda one: (-one.size, one.job))
-        bars = make_bars([*ended, *active[:MAX_BARS]], now)
+        bars = make_bars([hide_details(one, caller) for one in (*ended, *active[:MAX_BARS])], now)
         lanes = [
             TimelineLane(
                 name,
@@ -179,6 +192,9 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             for name in names
         ]
         used, idle = [lane for lane in lanes if is_used(lane)], [lane.label for lane in lanes if not is_used(lane)]
+        joined = used
+        if len(used) > MAX_LANES and not cluster:
+            joined = join_sites(used, since=time_range.since, until=time_range.until)
         starts = expected_starts(queries, forecasts.latest_forecast, caller, now) if is_current else []
         first = starts[:MAX_EXPECTED] if with_bars and not cluster else []
         future = min(max([start.high - now for start in first], default=0.0) * 1.05, time_range.seconds * MAX_FUTURE)
@@ -187,7 +203,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
                 time_range.start,
                 now + max(future, time_range.seconds * MIN_FUTURE) if is_current else time_range.end,
                 now,
-                used if len(used) <= MAX_LANES else join_sites(used)[:MAX_LANES],
+                joined[:MAX_LANES],
                 first,
                 slot_s=sums.length,
                 with_bars=with_bars,
@@ -196,6 +212,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             table=table,
             cluster=cluster,
             idle=idle,
-            is_cut=len(ended) == MAX_BARS or len(active) > MAX_BARS,
+            is_cut=is_cut or len(active) > MAX_BARS,
+            more=max(0, len(joined) - MAX_LANES),
             waiting=len(starts),
         )

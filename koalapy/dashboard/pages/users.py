@@ -190,17 +190,14 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
             table = await services.history.read_table(Kind.USER, Step.ALL, span, max_lines=MAX_USERS)
             hours = engine.clock(), day, {line.name: line.node_seconds / 3600 for line in table.lines}
         of_day, of_month = hours[1:]
+        all_day, all_month = sum(of_day.values()) or 1.0, sum(of_month.values()) or 1.0
         for user in of_day.keys() | of_month.keys() if sees_all else users:
             use = users.setdefault(user, UserUse(user))
             use.day_hours, use.month_hours = of_day.get(user, 0.0), of_month.get(user, 0.0)
-            use.day_share = 100 * use.day_hours / (sum(of_day.values()) or 1.0)
-            use.month_share = 100 * use.month_hours / (sum(of_month.values()) or 1.0)
+            use.day_share, use.month_share = 100 * use.day_hours / all_day, 100 * use.month_hours / all_month
 
     async def visible_uses(caller: Identity) -> list[UserUse]:
-        """Count the unfinished jobs of each user.
-
-        Callers that are not operators see only themselves.
-        """
+        """Count the unfinished jobs of each user. Callers that are not operators see only themselves."""
         users = {caller.user: UserUse(caller.user)}
         sees_all = caller.has_role(Role.OPERATOR)
         await add_hours(users, sees_all=sees_all)

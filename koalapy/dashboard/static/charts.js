@@ -4,6 +4,7 @@
 (() => {
   const zoom = (from, to) => {
     const query = new URLSearchParams(location.search);
+    from = Math.min(from, Date.now() / 1000 - 61);
     const text = (at) => new Date(at * 1000).toISOString().slice(0, 19) + "Z";
     query.set("since", text(from));
     query.set("until", text(Math.max(to, from + 60)));
