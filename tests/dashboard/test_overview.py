@@ -353,6 +353,13 @@ def test_errors_of_others_are_hidden_from_users() -> None:
     assert hide_details(replace(part, error=""), Identity("bob", Role.USER, "test")).error == ""
 
 
+def test_history_has_one_chart_of_nodes_used(scene: ServedDaemon) -> None:
+    for by in ("grid", "cluster", "user", "policy"):
+        for since in ("2h", "30d", "90d"):
+            charts = scene.http.get(f"/history.json?by={by}&since={since}").json()["charts"]
+            assert [chart["title"] for chart in charts].count("Nodes used") == 1, (by, since)
+
+
 def test_history_until_midnight_ends_the_day_before(scene: ServedDaemon) -> None:
     table = scene.http.get("/history.json?since=yesterday&until=today").json()["table"]
     assert table["first"] == table["last"]
