@@ -18,6 +18,7 @@ from koalapy.store.output import OutputStore
 from koalapy.store.sql import JobStore
 from koalapy.store.standby import MAX_GAP_S, NO_LEASE, UNLOCKED_SECONDS, LeaseReader, LeaseState, LeaseWatch
 from tests.databases import migrate
+from tests.grid.grid import wait_until
 from tests.store.conftest import INSTALLED
 from tests.store.jobs import make_batch, make_job
 
@@ -132,7 +133,7 @@ def test_reader_sees_lock_until_session_of_holder_ends(postgresql_url: str, leas
     database.lease.renew(1002.0)
     assert lease_reader.read().is_locked
     database.close()
-    assert not lease_reader.read().is_locked
+    wait_until(lambda: not lease_reader.read().is_locked, "the server to end the session")
 
 
 @pytest.mark.processes
