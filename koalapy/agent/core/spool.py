@@ -107,14 +107,15 @@ class DiskSync:
     async def _sync_all(self) -> None:
         """Flush everything written so far to the disk, journals after what they record; note which paths failed."""
         upto, dirty, self._dirty = self._written_count, list(self._dirty), {}
-        journals = [path for path in dirty if path.name == JOURNAL]
-        for paths in ([path for path in dirty if path.name != JOURNAL], journals):
+        for is_journal in (False, True):
+            paths = [path for path in dirty if (path.name == JOURNAL) is is_journal]
             thread_count = min(SYNC_THREADS, -(-len(paths) // FILES_PER_THREAD))
             shares = [paths[number::thread_count] for number in range(thread_count)]
             for results in await asyncio.gather(*(asyncio.to_thread(_sync_paths, share) for share in shares)):
                 for path, error in results:
                     self._failed.pop(path, None)
-                    self._failed |= {} if error is None else {path: error}
+                    if error is not None:
+                        self._failed[path] = error
         self._synced_count = upto
 
     def forget_folder(self, folder: Path) -> None:
