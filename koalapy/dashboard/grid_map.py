@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from koalapy.dashboard.pictures import STATE_NAMES, NodeCounts, job_series
+from koalapy.dashboard.pictures import NodeCounts, job_series
 from koalapy.model.cluster import ClusterPair, pair_of
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
@@ -236,10 +236,9 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
 
 def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:
     """Return the numbers of a cluster in one line."""
-    nodes = ", ".join(f"{count} {STATE_NAMES[kind]}" for kind, count in asdict(cluster.nodes).items() if count)
     stale = ", as last reported" if cluster.is_stale else ""
     shared = f"; {_count(shared_jobs, 'job')} with other clusters" if shared_jobs else ""
-    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {nodes or 'none'}{stale}{shared}"
+    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {cluster.nodes}{stale}{shared}"
 
 
 def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str) -> str:

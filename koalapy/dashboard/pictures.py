@@ -1,6 +1,6 @@
 """Charts as SVG, rendered by pure functions; with CSS classes only, since the pages' policy forbids inline styles."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from markupsafe import Markup
 
@@ -62,3 +62,8 @@ class NodeCounts:
     @property
     def total(self) -> int:
         return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
+
+    def __str__(self) -> str:
+        """Return the states that nodes are in: ``12 running, 3 idle``."""
+        counts = asdict(self).items()
+        return ", ".join(f"{count} {STATE_NAMES[state]}" for state, count in counts if count) or "none"

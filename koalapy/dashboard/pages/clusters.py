@@ -25,11 +25,13 @@ from koalapy.dashboard.pages.timeline import drains_of, hide_details
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
+    ClusterFold,
     ClusterRow,
     SiteUse,
     Survey,
     alert_row,
     cluster_row,
+    fold_clusters,
     natural_key,
     severity,
     sum_counts,
@@ -61,6 +63,8 @@ class ClustersView:
 
     q: str
     clusters: Sequence[ClusterRow]
+    folds: Sequence[ClusterFold]
+    """Without a filter or an order: the clusters that are not in the table."""
     table: TableView
     nodes: NodeCounts
     """Nodes of all clusters that match."""
@@ -172,8 +176,11 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
             "state": severity,
             "cluster": lambda row: natural_key(row.cluster),
         }
-        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
-        return ClustersView(q, shown, view, sum_counts(rows))
+        is_plain = table == TableQuery() and not q
+        rows.sort(key=lambda row: natural_key(row.cluster))
+        listed, folds = fold_clusters(rows, table.limit) if is_plain else (rows, [])
+        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed, keys)
+        return ClustersView(q, shown, folds, view, sum_counts(rows))
 
 
 def _add_nodes(dashboard: Dashboard, services: Services) -> None:

@@ -26,11 +26,13 @@ from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, p
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
     AlertRow,
+    ClusterFold,
     ClusterRow,
     JobRow,
     Survey,
     alert_row,
     cluster_row,
+    fold_clusters,
     job_row,
     natural_key,
     severity,
@@ -47,9 +49,7 @@ from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
 MAX_DETAILED = 120
-"""Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
-MAX_DARK_TILES = 5
-"""Maximum number of clusters without an agent among the others; more are listed apart."""
+"""Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
 """Number of rows of the table below the charts."""
 PATIENCE_S = 2.0
@@ -108,8 +108,8 @@ class Overview:
     outcomes: Outcomes
     sort: TileSort
     tiles: Sequence[ClusterRow]
-    dark: Sequence[ClusterRow]
-    """Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all."""
+    folds: Sequence[ClusterFold]
+    """The other clusters, which the page does not show one by one."""
     detailed: bool
     """Whether all tiles show numbers."""
     start_nodes: int | None = None
@@ -213,10 +213,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         outcomes = await count_outcomes(sums, time_range.end)
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
-        tiles = sort_tiles(rows, sort)
-        dark = [row for row in tiles if not row.connected]
-        if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
-            dark = []
+        tiles, folds = fold_clusters(sort_tiles(rows, sort), MAX_DETAILED)
         marks = [
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
         ]
@@ -236,8 +233,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             hours=[*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
             outcomes=sum_outcomes(outcomes),
             sort=sort,
-            tiles=[row for row in tiles if row not in dark] if dark else tiles,
-            dark=dark,
+            tiles=tiles,
+            folds=folds,
             detailed=len(rows) <= MAX_DETAILED,
         )
 

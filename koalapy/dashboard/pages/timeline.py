@@ -1,6 +1,5 @@
 """The page Timeline: the jobs on each cluster over time, and the expected starts of waiting jobs."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import with_query
-from koalapy.dashboard.rows import natural_key
+from koalapy.dashboard.rows import natural_key, site_of
 from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
 from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
 from koalapy.model.cluster import Drain, check_cluster
@@ -60,11 +59,6 @@ class TimelineView:
     """Number of lanes that are not shown."""
     waiting: int
     """Waiting jobs with an expected start, of the caller or visible to them."""
-
-
-def site_of(cluster: ClusterName) -> str:
-    """Return the name of a cluster without its number: ``delft`` for ``delft-2``."""
-    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
 
 
 def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane]:
