@@ -17,25 +17,25 @@ def job_series(job: JobId) -> str:
 
 def bar(value: float, maximum: float) -> Markup:
     """Return a bar for the fraction of a value in the maximum. The page shows the number next to it."""
-    length = 0.0 if maximum <= 0 else min(1.0, max(0.0, value / maximum)) * BAR_WIDTH
-    size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
-    track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
-    filled = f'<rect class="filled" width="{length:.1f}" height="{BAR_HEIGHT}" rx="2"/>' if length else ""
-    return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{filled}</svg>')
+    length = _position(value, maximum)
+    return _draw_bar(f'<rect class="filled" width="{length:.1f}" height="{BAR_HEIGHT}" rx="2"/>' if length else "")
 
 
 def interval(low: float, middle: float, high: float, maximum: float) -> Markup:
     """Return a bar from ``low`` to ``high`` on a scale from 0 to ``maximum``, with a mark at ``middle``."""
+    start, mark, end = (_position(value, maximum, BAR_WIDTH - 2) for value in (low, middle, high))
+    span = f'<rect class="span" x="{start:.1f}" y="2" width="{end - start + 2:.1f}" height="{BAR_HEIGHT - 4}"/>'
+    return _draw_bar(f'{span}<rect class="filled" x="{mark:.1f}" width="2" height="{BAR_HEIGHT}"/>')
 
-    def position(value: float) -> float:
-        return 0.0 if maximum <= 0 else min(1.0, max(0.0, value / maximum)) * (BAR_WIDTH - 2)
 
+def _position(value: float, maximum: float, width: int = BAR_WIDTH) -> float:
+    return 0.0 if maximum <= 0 else min(1.0, max(0.0, value / maximum)) * width
+
+
+def _draw_bar(content: str) -> Markup:
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
-    length = position(high) - position(low) + 2
-    span = f'<rect class="span" x="{position(low):.1f}" y="2" width="{length:.1f}" height="{BAR_HEIGHT - 4}"/>'
-    mark = f'<rect class="filled" x="{position(middle):.1f}" width="2" height="{BAR_HEIGHT}"/>'
-    return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{span}{mark}</svg>')
+    return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{content}</svg>')
 
 
 STATE_NAMES = {name: name for name in ("running", "claimed", "down", "idle", "withheld", "unknown")} | {

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
@@ -310,37 +310,24 @@ def site_of(cluster: ClusterName) -> str:
     return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFold:
-    """Clusters that a page shows together until they are opened."""
+def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterRow], list[Mapping[str, Any]]]:
+    """Return the clusters to list, and the others as folds, each with name, clusters and nodes; all in the same order.
 
-    name: str
-    """Their site; empty for those without an agent."""
-    clusters: Sequence[ClusterRow]
-    nodes: NodeCounts
-
-
-def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterRow], list[ClusterFold]]:
-    """Return the clusters to list, and the others as folds, in the same order.
-
-    Clusters without an agent are folded if they are more than ``MAX_DARK``, though not all. If more than ``limit`` are
-    left, those that need no attention are folded by site, or all if still more do.
+    Clusters without an agent are a fold without a name if they are more than ``MAX_DARK``, though not all. If more than
+    ``limit`` are left, those that need no attention are folded by site, or all if still more do.
     """
-    listed, parts = list(rows), dict[str, list[ClusterRow]]()
+    listed, parts = list(rows), defaultdict[str, list[ClusterRow]](list)
     dark = [row for row in listed if not row.connected]
     if MAX_DARK < len(dark) < len(listed):
         parts[""], listed = dark, [row for row in listed if row.connected]
     if len(listed) > limit:
         urgent = [row for row in listed if severity(row) < 2]
-        urgent = urgent if len(urgent) <= limit else []
-        names = {row.cluster for row in urgent}
-        calm = [row for row in listed if row.cluster not in names]
+        calm = [row for row in listed if severity(row) == 2] if len(urgent) <= limit else listed
+        listed = urgent if len(urgent) <= limit else []
         sizes = Counter(site_of(row.cluster) for row in calm)
         for row in sorted(calm, key=lambda row: site_of(row.cluster)):
-            site = site_of(row.cluster)
-            parts.setdefault(site if sizes[site] > 1 else "others", []).append(row)
-        listed = urgent
-    return listed, [ClusterFold(name, some, sum_counts(some)) for name, some in parts.items()]
+            parts[site if sizes[site := site_of(row.cluster)] > 1 else "others"].append(row)
+    return listed, [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
 
 
 @lru_cache(10_000)

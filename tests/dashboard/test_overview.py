@@ -133,8 +133,8 @@ def test_clusters_beyond_limit_are_folded_by_site_unless_they_need_attention() -
     def fold(limit: int, *names: str, away: int = 0) -> tuple[list[str], dict[str, int]]:
         rows = [make_row(name, is_connected=number >= away) for number, name in enumerate(names)]
         listed, folds = fold_clusters(rows, limit)
-        assert all(fold.nodes.idle == 4 * len(fold.clusters) for fold in folds)
-        return [row.cluster for row in listed], {fold.name: len(fold.clusters) for fold in folds}
+        assert all(fold["nodes"].idle == 4 * len(fold["clusters"]) for fold in folds)
+        return [row.cluster for row in listed], {fold["name"]: len(fold["clusters"]) for fold in folds}
 
     names = [f"{site}-{number}" for site in ("leiden", "delft") for number in range(6)]
     assert fold(12, *names) == (names, {})
