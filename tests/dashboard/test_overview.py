@@ -16,9 +16,8 @@ from sqlalchemy import func, select
 
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
-from koalapy.dashboard.charts import render_chart, use_chart
+from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
 from koalapy.dashboard.time_range import parse_range
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
