@@ -78,6 +78,7 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("waited", "Waited", style="number", html=_waited_cell),
         time_column("started", "Started", "started_at", is_optional=True),
         Column("ran", "Ran", style="number", html=_ran_cell),
+        time_column("ended", "Ended", "ended_at"),
         Column("restarts", "Restarts", style="number", is_optional=True),
         Column("home", "Home site", attrgetter("home_site"), is_optional=True),
         Column("clusters", "Clusters", attrgetter("where"), format=_format_clusters, is_sortable=False),
@@ -130,6 +131,7 @@ _PUBLIC_KEYS: Mapping[str, Callable[[Job], Value]] = {
     # The longest wait first in the descending order, as with the oldest submission.
     "waited": lambda job: -job.submitted_at if job.placed_at is None else None,
     "ran": lambda job: None if job.started_at is None else -job.started_at,
+    "ended": lambda job: job.ended_at,
     "home": lambda job: job.spec.home_site or None,
 }
 _PRIVATE_KEYS: Mapping[str, Callable[[Job], Value]] = {

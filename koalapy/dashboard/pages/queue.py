@@ -66,9 +66,17 @@ SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
 async def _find_page(
     finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
 ) -> tuple[list[Job], TableView]:
-    """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers only."""
-    search = parse_search(q)
-    if search.states & FINAL_STATES:
+    """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers, newest first, or if
+    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more."""
+    search, sortable, total = parse_search(q), None, None
+    if search.states & FINAL_STATES and query.sort.removeprefix("-") == "ended":
+        result, sort, sortable = await finder.find_jobs(search, caller, limit=MAX_SELECTED), query.sort, ("id", "ended")
+        if result.next_below:
+            hint = "narrow the filter, as with ended:2026-11-24"
+            raise UsageError("too many ended jobs match to sort them by their ends", field="q", value=q, hint=hint)
+        total = len(result.jobs)
+        found, after = cut_page([(job.ended_at, job.id, job) for job in result.jobs], query, sort)
+    elif search.states & FINAL_STATES:
         sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
             hint = "exclude ended jobs, as with state:waiting"
@@ -77,10 +85,10 @@ async def _find_page(
         if below is not None and not (isinstance(below, int) and 0 < below <= fields.MAX_ID):
             raise invalid_position(query.after)
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-        found, total, sortable = list(result.jobs), None, ("id",)
+        found, sortable = list(result.jobs), ("id", "ended")
         after = write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
-        matching, sort, sortable = await finder.find_unfinished(search, caller), sort_of(JOBS, query), None
+        matching, sort = await finder.find_unfinished(search, caller), sort_of(JOBS, query)
         key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
         async for slice_of_jobs in iterate_in_slices(matching):
             keyed += [(key(job), job.id, job) for job in slice_of_jobs]
