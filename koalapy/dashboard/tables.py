@@ -25,7 +25,7 @@ Value = str | float | tuple[float, ...] | None
 """A value to sort by. None is last in either direction."""
 Ident = str | int
 
-DEFAULT_ROWS = 100
+DEFAULT_ROWS = 50
 MAX_ROWS = 200
 """Maximum number of rows that a browser updates without a noticeable delay."""
 MAX_CSV_ROWS = 1000
