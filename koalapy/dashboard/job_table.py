@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from koalapy.dashboard.rendering import render_age, render_iso_time, state_badge
+from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
 from koalapy.dashboard.tables import (
     Column,
@@ -46,8 +46,8 @@ def _ran_cell(row: JobRow, now: float) -> str:
     return render_age(row.started_at, now) if row.started_at else ""
 
 
-def _format_expected(start: str) -> Markup:
-    return Markup("≈ ") + render_iso_time(start, exact=False)
+def _format_expected(start: float) -> str:
+    return f"≈ {render_time(start, exact=False)}"
 
 
 def _format_clusters(where: str) -> str:
