@@ -31,20 +31,20 @@ def cluster_path(cluster: ClusterName) -> str:
     return f"/clusters/{quote(cluster, safe='')}"
 
 
-def _path(row: ClusterRow) -> str:
-    return cluster_path(row.cluster)
-
-
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
-    """Return a number as a link to the jobs that it counts; without a state a number, or nothing for 0."""
-    text = f"{count:,}" if count or state else ""
+    """Return a number as a link to the jobs that it counts, if they have a state."""
+    text = f"{count:,}"
     return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", text) if count and state else text
 
 
-def _job_nodes(name: str, state: str) -> Column[ClusterRow]:
-    """Return the column of the nodes in a state, with a link to the jobs that have them."""
+def _nodes(name: str, title: str, state: str = "") -> Column[ClusterRow]:
+    """Return the column of the nodes in a state, with a link to their jobs; unknown ones hide the others."""
     get: Callable[[ClusterRow], int] = attrgetter(f"nodes.{name}")
-    return Column(name, name.capitalize(), get, lambda row, _: _jobs_cell(get(row), state, row), "number")
+
+    def html(row: ClusterRow, now: float) -> str:
+        return _jobs_cell(get(row), state, row) if bool(row.nodes.unknown) == (name == "unknown") else ""
+
+    return Column(name, title, get, html, "number")
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
@@ -66,22 +66,22 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
     if not row.answers.failures:
         return text
     failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f"{text}, {link(f'{_path(row)}#calls', failures)}"
+    return f"{text}, {link(f'{cluster_path(row.cluster)}#calls', failures)}"
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     "clusters",
     (
-        Column("cluster", "Cluster", html=lambda row, _: link(_path(row), row.cluster), style="nowrap"),
+        Column("cluster", "Cluster", html=lambda row, _: link(cluster_path(row.cluster), row.cluster), style="nowrap"),
         Column("state", "State", html=lambda row, _: state_badge(row.state)),
-        Column("kind", "Kind"),
+        Column("kind", "Kind", is_optional=True),
         Column("nodes", "Nodes", attrgetter("total"), style="number"),
-        _job_nodes("running", "running"),
-        _job_nodes("claimed", "claiming"),
-        Column("local", "Local users", attrgetter("nodes.local"), style="number"),
-        Column("down", "Down", attrgetter("nodes.down"), style="number"),
-        Column("idle", "Idle", attrgetter("nodes.idle"), style="number"),
-        _job_nodes("unknown", ""),
+        _nodes("running", "Running", "running"),
+        _nodes("claimed", "Claimed", "claiming"),
+        _nodes("local", "Local users"),
+        _nodes("down", "Down"),
+        _nodes("idle", "Idle"),
+        _nodes("unknown", "Unknown"),
         Column(
             "waiting",
             "Waiting jobs",
@@ -90,14 +90,12 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
             is_optional=True,
         ),
         Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
-        Column(
-            "manager", "Resource manager", attrgetter("problem"), _resource_manager_cell, "nowrap", is_sortable=False
-        ),
+        Column("manager", "Resource manager", attrgetter("problem"), _resource_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "state",
     ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
-    href=_path,
+    href=lambda row: cluster_path(row.cluster),
 )
 
 

@@ -36,9 +36,7 @@ def _user_cell(row: JobRow, now: float) -> str:
 
 
 def _waited_cell(row: JobRow, now: float) -> str:
-    if row.waits:
-        return render_age(row.submitted_at, now)
-    return "" if row.waited is None else format_duration(row.waited)
+    return render_age(row.submitted_at, now) if row.waits else "" if row.waited is None else format_duration(row.waited)
 
 
 def _ran_cell(row: JobRow, now: float) -> str:
@@ -79,6 +77,7 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("waited", "Waited", html=_waited_cell, style="number"),
         time_column("started", "Started", "started_at", is_optional=True),
         Column("ran", "Ran", html=_ran_cell, style="number"),
+        time_column("ended", "Ended", "ended_at", is_sortable=False),
         Column("restarts", "Restarts", style="number", is_optional=True),
         Column("home", "Home site", attrgetter("home_site"), is_optional=True),
         Column(

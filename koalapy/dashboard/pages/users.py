@@ -161,7 +161,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
             style="number",
         ),
         Column("weight", "Weight", html=lambda use, _: _weight_cell(use), style="number"),
-        Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
+        Column("action", "Action", html=_hold_cell, style="nowrap", is_sortable=False, is_in_csv=False),
     ),
     "-waiting",
     ident=lambda use: f"user-{identifier(use.user)}",
