@@ -80,7 +80,7 @@
     if (chart.stacked) curves.reverse();
     const utc = chart.length >= DAY, end = chart.at.at(-1) + chart.length;
     return new uPlot({
-      width: Math.max(160, place.clientWidth), height: small ? SMALL : TALL, series: [{ label: "", value: (_, at) => at === null ? "" : `from ${utc ? new Date(at * 1000).toISOString().slice(0, 10) : clock(new Date(at * 1000))}` }, ...curves],
+      width: Math.max(160, place.clientWidth), height: small ? SMALL : TALL, series: [{ label: " ", value: (_, at) => at === null ? "" : `from ${utc ? new Date(at * 1000).toISOString().slice(0, 10) : clock(new Date(at * 1000))}` }, ...curves],
       legend: { markers: { dash: (_, index) => curves[index - 1].dash.length ? "dashed" : "solid" } },
       ...(utc && { tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC") }),
       scales: { x: { range: () => [plotted(place).at[0], plotted(place).at.at(-1) + chart.length] }, y: { range: (_, low, high) => [0, chart.unit === "share" ? 1 : (high || 1) * 1.05] } },
