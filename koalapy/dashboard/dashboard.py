@@ -46,6 +46,8 @@ GROUPS = {
 SUFFIX = ".events"
 """End of the address of a page's stream."""
 
+View = dict[str, Any]
+"""The variables of a template, in its variable ``view``."""
 Load = Callable[..., Coroutine[Any, Any, Any]]
 BoundLoad = Callable[[], Coroutine[Any, Any, Any]]
 Simulate = Callable[[Report], Awaitable[Any]]
@@ -126,12 +128,12 @@ class Dashboard:
     ) -> Callable[[Load], Load]:
         """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
-        The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
-        a ``key`` is in the navigation of callers with the ``role``. A ``live`` page follows changes by the stream at
+        The function's parameters are those of the query; it returns the template's ``view``. A page with a ``key`` is
+        in the navigation of callers with the ``role``. A ``live`` page follows changes by the stream at
         ``path.events``, at least ``pause`` seconds apart. All operators see the same content of a ``shared`` page,
         whose template uses no ``caller``, as do all callers of a role if the function has no parameter ``caller``. The
-        rows of the ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, and the field of
-        the table's name holds them.
+        rows of the ``table`` are also CSV at ``path.csv``: ``table`` in the view describes them, and the table's name
+        holds them.
         """
         if key:
             assert all(link.key != key for link in self.links), f"two pages have the key {key}"
@@ -350,7 +352,7 @@ class _Page:
         """Respond with the rows of the table as a file."""
         view, table = await cancel_on_disconnect(request, load()), self.table
         assert table is not None
-        text = await to_thread(render_csv, table, view.table, getattr(view, table.name))
+        text = await to_thread(render_csv, table, view["table"], view[table.name])
         name = f'attachment; filename="{self.path.strip("/").replace("/", "-")}.csv"'
         return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
 

@@ -79,8 +79,7 @@ def test_job_page_redacts_as_the_api_does(people: dict[str, Person], jobs: dict[
         f"/api/v1/jobs/{jobs['bob']}"
     )
     assert job_page["job"]["redacted"]
-    assert not job_page["actions"]
-    assert not job_page["timeline"]
+    assert not job_page.keys() & {"actions", "timeline", "output", "command"}
     assert "secret" not in page + str(job_page)
     assert "bob" not in page + str(job_page)
     assert people["alice"].http.get(f"/jobs/{jobs['bob']}/output/0").status_code == 403

@@ -42,8 +42,8 @@ def test_lines_of_answer_are_waiting_jobs_by_start() -> None:
     lines = lines_of(answer)
     assert [line.job for line in lines] == [4, 2, 3]
     assert [line.is_changed_too for line in lines] == [True, True, False]
-    assert [(name, never) for name, _, never in result_of(answer).outcomes] == [("current", 1), ("changed", 1)]
-    assert [name for name, _, _ in result_of(Answer(current, None)).outcomes] == ["current"]
+    assert [(name, never) for name, _, never in result_of(answer)["outcomes"]] == [("current", 1), ("changed", 1)]
+    assert [name for name, _, _ in result_of(Answer(current, None))["outcomes"]] == ["current"]
 
 
 @pytest.mark.parametrize(("bounds", "maximum"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])

@@ -10,13 +10,12 @@ from fastapi import Query
 from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
 from koalapy.daemon.observability.audit import Audit
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import state_badge, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
-    TableView,
     invalid_position,
     link,
     make_view,
@@ -63,15 +62,6 @@ async def read_changes(
     return Changes(shown, shown[-1].id if len(found) > MAX_CHANGES else 0, before == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditPageView:
-    """A page of audit entries, and the filter."""
-
-    entries: Sequence[AuditEntry]
-    table: TableView
-    spans: dict[str, str]
-
-
 def _outcome_cell(entry: AuditEntry, now: float) -> str:
     style = {"done": "succeeded", "failed": "failed"}.get(entry.outcome, "held")
     return state_badge(entry.outcome, style) + (f" ×{entry.times:,}" if entry.times > 1 else "")
@@ -115,7 +105,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         target: Target = "",
         outcome: Result = "",
         since: Since = "",
-    ) -> AuditPageView:
+    ) -> View:
         """Return the entries that match the filters, by default newest first."""
         sort, position = sort_of(AUDIT, table), parse_entry_position(table.after)
         is_newest_first = sort.startswith("-")
@@ -128,7 +118,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
         next_after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
         view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after)
-        return AuditPageView(shown, view, SPANS)
+        return {"entries": shown, "table": view, "spans": SPANS}
 
 
 def parse_entry_position(text: str) -> int:

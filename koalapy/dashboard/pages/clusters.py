@@ -1,7 +1,7 @@
 """The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -10,39 +10,22 @@ from pydantic import BeforeValidator
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name, may_see_errors
-from koalapy.daemon.agents.hub import AgentDetails
-from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
+from koalapy.daemon.agents.questions import list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
-from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.charts import Chart, use_chart
+from koalapy.dashboard.attention import group_alerts
+from koalapy.dashboard.charts import use_chart
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
-from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
-from koalapy.dashboard.pages.audit import Before, Changes, read_changes
-from koalapy.dashboard.pages.scheduler import Failures, failures_of
+from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate, View
+from koalapy.dashboard.pages.audit import Before, read_changes
+from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.pages.timeline import drains_of, hide_details
-from koalapy.dashboard.pictures import NodeCounts
-from koalapy.dashboard.rows import (
-    AlertRow,
-    ClusterRow,
-    SiteUse,
-    Survey,
-    alert_row,
-    cluster_row,
-    natural_key,
-    severity,
-    sum_counts,
-)
-from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value, Words, matches_text, show_rows
-from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
-from koalapy.model.cluster import Drain, NodeClass, Uplink
-from koalapy.model.disk import Disk
-from koalapy.model.history import PastComponent
+from koalapy.dashboard.rows import ClusterRow, Survey, alert_row, cluster_row, natural_key, severity, sum_counts
+from koalapy.dashboard.tables import TableParameters, TableQuery, Value, Words, matches_text, show_rows
+from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
-from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import LrmCalls, Versions
-from koalapy.model.request import ClusterName
+from koalapy.model.reports import LrmCalls
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
 
@@ -53,80 +36,6 @@ SHOWN_DETAILS = ("directory", "replica_directories")
 
 Moment = Annotated[fields.PointInTime | None, BeforeValidator(lambda text: text or None)]
 """A point in time of a form; None if the field is empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClustersView:
-    """The clusters that match a filter, by default those with problems first."""
-
-    q: str
-    clusters: Sequence[ClusterRow]
-    table: TableView
-    nodes: NodeCounts
-    """Nodes of all clusters that match."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodesPage:
-    """The nodes of one cluster that match a filter."""
-
-    cluster: ClusterName
-    q: str
-    nodes: Sequence[NodeRow]
-    table: TableView
-    known: KnownNodes
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPage:
-    """All details of one cluster."""
-
-    lane: ClusterRow
-    homes: SiteUse
-    """Load sharing of the site; zeros if jobs have no home sites."""
-    groups: Sequence[AlertGroup]
-    """Its active alerts by cause, acknowledged ones last."""
-    silenced: Sequence[AlertRow]
-    drained: Drain | None
-    planned_drains: Sequence[Drain]
-    health: HealthStatus
-    """Consecutive errors, and probation."""
-    threshold: int
-    """Number of consecutive errors after which the cluster is not used."""
-    limit: str
-    doubt: str
-    """The reason why nodes reported as idle are not used."""
-    failures: Failures
-    notices: Sequence[str]
-    """Messages of its agent for users."""
-    missing_programs: Sequence[str]
-    versions: Versions | None
-    calls: Sequence[LrmCalls]
-    reported_at: float | None
-    """Time of the agent's last report of calls."""
-    disks: Sequence[Disk]
-    nodes: Sequence[NodeRow]
-    """Groups of equal nodes, those that are down before others; a page of their own has all nodes."""
-    node_table: TableView
-    known_nodes: KnownNodes
-    range: TimeRange
-    uses: Chart
-    """Its nodes by use."""
-    errors: Sequence[PastComponent]
-    """The last components that ended early, the newest first; only operators see why, which may be a user's data."""
-    profile: ClusterProfile
-    speed: float
-    node_classes: Sequence[NodeClass]
-    """Available nodes by class, and partly used ones; empty if the cluster has no node classes."""
-    uplink: Uplink | None
-    details: Mapping[str, object]
-    agent: AgentDetails | None
-    """The connected agent; None unless an operator asks."""
-    certificate: tuple[str, float] | None
-    """The fingerprint and the expiry of the daemon's certificate, for operators; None without TLS."""
-    changes: Changes | None
-    """Recorded actions on it; None unless an operator asks."""
 
 
 def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
@@ -163,7 +72,7 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
-    async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
+    async def clusters(table: TableParameters, q: Words = "") -> View:
         """Return the clusters with all words of a filter in their names, kinds, states or reasons."""
         now = engine.clock()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
@@ -173,7 +82,7 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
             "cluster": lambda row: natural_key(row.cluster),
         }
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
-        return ClustersView(q, shown, view, sum_counts(rows))
+        return {"q": q, "clusters": shown, "table": view, "nodes": sum_counts(rows)}
 
 
 def _add_nodes(dashboard: Dashboard, services: Services) -> None:
@@ -181,7 +90,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
     queries = dashboard.engine.queries
 
     @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
-    async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
+    async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> View:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
         listed, known = await list_visible_nodes(services.node_lists, queries, name, caller)
@@ -191,7 +100,14 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
         shown, view = show_nodes(rows, table, f"{cluster_path(name)}/nodes", q)
-        return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].last_report.total)
+        return {
+            "cluster": name,
+            "q": q,
+            "nodes": shown,
+            "table": view,
+            "known": replace(known, nodes=()),
+            "total": queries.grid[name].last_report.total,
+        }
 
 
 def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -201,7 +117,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(
         name: Name, caller: Caller, changes_before: Before = 0, since: Since = "", until: Until = ""
-    ) -> ClusterPage:
+    ) -> View:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, now = services.jobs.get_cluster(name), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
@@ -216,41 +132,47 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         marks = [(drain.since, f"drained {drain.author}") for drain in drains_of(status)]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
-        return ClusterPage(
-            lane=cluster_row(status, record, survey, now),
-            homes=survey.site_use(name),
-            groups=groups,
-            silenced=silenced,
-            drained=status.drained,
-            planned_drains=status.planned_drains,
-            health=shown_health(status.health, is_operator=is_operator),
-            threshold=queries.rules.error_threshold,
-            limit="" if status.health.limit is None else str(status.health.limit),
-            doubt="" if status.health.doubt is None else str(status.health.doubt),
-            failures=failures_of(engine.instruments, name),
-            notices=status.last_report.notices,
-            missing_programs=sorted(status.last_report.lacks),
-            versions=status.last_report.versions,
-            calls=visible_calls(status, caller),
-            reported_at=status.reported_at,
-            disks=status.last_report.disks,
-            nodes=nodes,
-            node_table=node_table,
-            known_nodes=replace(known, nodes=()),
-            range=time_range,
-            uses=use_chart("Nodes by use", sums, name, marks),
-            errors=[hide_details(one, caller) for one in failed],
-            profile=status.profile,
-            speed=status.speed,
-            node_classes=(*status.nodes.node_classes, *status.nodes.parts),
-            uplink=queries.grid.uplinks.get(name),
-            details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
-            agent=services.hub.describe_agent(name) if is_operator else None,
-            certificate=None
+        return {
+            "lane": cluster_row(status, record, survey, now),
+            "homes": survey.site_use(name),
+            "groups": groups,
+            "silenced": silenced,
+            "drained": status.drained,
+            "planned_drains": status.planned_drains,
+            "health": shown_health(status.health, is_operator=is_operator),
+            "threshold": queries.rules.error_threshold,
+            "limit": "" if status.health.limit is None else str(status.health.limit),
+            # The reason why nodes reported as idle are not used
+            "doubt": "" if status.health.doubt is None else str(status.health.doubt),
+            "failures": failures_of(engine.instruments, name),
+            # Messages of its agent for users
+            "notices": status.last_report.notices,
+            "missing_programs": sorted(status.last_report.lacks),
+            "versions": status.last_report.versions,
+            "calls": visible_calls(status, caller),
+            "reported_at": status.reported_at,
+            "disks": status.last_report.disks,
+            "nodes": nodes,
+            "node_table": node_table,
+            "known_nodes": replace(known, nodes=()),
+            "range": time_range,
+            "uses": use_chart("Nodes by use", sums, name, marks),
+            # The last components that ended early, the newest first; only operators see why, which may be a
+            # user's data
+            "errors": [hide_details(one, caller) for one in failed],
+            "profile": status.profile,
+            "speed": status.speed,
+            # Available nodes by class, and partly used ones; empty if the cluster has no node classes
+            "node_classes": (*status.nodes.node_classes, *status.nodes.parts),
+            "uplink": queries.grid.uplinks.get(name),
+            "details": {name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
+            # The connected agent; None unless an operator asks
+            "agent": services.hub.describe_agent(name) if is_operator else None,
+            "certificate": None
             if (certificate := services.certificate) is None or not is_operator
             else (certificate.fingerprint, certificate.expires_at),
-            changes=await read_changes(audit_log, caller, changes_before, target=f"cluster {name}"),
-        )
+            "changes": await read_changes(audit_log, caller, changes_before, target=f"cluster {name}"),
+        }
 
 
 def _add_actions(dashboard: Dashboard, services: Services) -> None:

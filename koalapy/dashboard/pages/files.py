@@ -1,7 +1,5 @@
 """The page Files: replicas on the clusters, bundles of users and results of jobs, with their storage use."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query
@@ -10,16 +8,14 @@ from markupsafe import escape
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.files import ReplicaView
-from koalapy.daemon.jobs.quota import StorageUse
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, state_badge, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
-    TableView,
     invalid_position,
     link,
     make_view,
@@ -27,26 +23,10 @@ from koalapy.dashboard.tables import (
     write_position,
 )
 from koalapy.model.identity import Role
-from koalapy.store.records import StoredBundle
 
 MAX_BUNDLES = 200
 
 LogicalFile = Annotated[fields.Text, Query(max_length=1000, description="only this logical file")]
-
-
-@dataclass(frozen=True, slots=True)
-class FilesView:
-    """Replicas, bundles and results; users see their own bundles and results, operators all."""
-
-    name: str
-    replicas: Sequence[ReplicaView]
-    table: TableView
-    bundles: Sequence[StoredBundle]
-    more_bundles: int
-    bundle_room: StorageUse
-    results: Mapping[str, int]
-    """Bytes of stored results by owner, the largest first."""
-    result_room: StorageUse
 
 
 def _size_cell(replica: ReplicaView, now: float) -> str:
@@ -98,7 +78,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page(
         "/files", "files.html", operation="list_replicas", title="Files", key="f", shared=True, table=REPLICAS
     )
-    async def show(caller: Caller, table: TableParameters, name: LogicalFile = "") -> FilesView:
+    async def show(caller: Caller, table: TableParameters, name: LogicalFile = "") -> View:
         """Return a page of replicas by name and cluster, and the bundles and results that the caller may see."""
         position = parse_position(table.after) if table.after else ("", "")
         if not all(isinstance(text, str) for text in position):
@@ -114,13 +94,15 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             for user, size in sorted(sizes.items(), key=lambda pair: -pair[1])
             if caller.has_role(Role.OPERATOR) or user == caller.user
         }
-        return FilesView(
-            name=name,
-            replicas=[ReplicaView.model_validate(replica) for replica in page],
-            table=make_view(REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after),
-            bundles=visible_bundles[:MAX_BUNDLES],
-            more_bundles=max(0, len(visible_bundles) - MAX_BUNDLES),
-            bundle_room=bundles.storage_use,
-            results=user_results,
-            result_room=results.storage_use,
-        )
+        return {
+            "name": name,
+            "replicas": [ReplicaView.model_validate(replica) for replica in page],
+            "table": make_view(
+                REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after
+            ),
+            "bundles": visible_bundles[:MAX_BUNDLES],
+            "more_bundles": max(0, len(visible_bundles) - MAX_BUNDLES),
+            "bundle_room": bundles.storage_use,
+            "results": user_results,
+            "result_room": results.storage_use,
+        }

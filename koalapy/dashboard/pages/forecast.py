@@ -13,12 +13,12 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import MAX_ID, Name, Text
 from koalapy.api.forecasts import MAX_CHANGES, Horizon, WhatIf
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Simulate, parse_body
+from koalapy.dashboard.dashboard import Dashboard, Simulate, View, parse_body
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.model.request import ClusterName, FlexibleRequest
+from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.explain.capacity import (
     ExpectedEnd,
     PolicyCapacity,
@@ -29,7 +29,7 @@ from koalapy.scheduler.explain.capacity import (
 )
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
-from koalapy.simulation.twin import HORIZON, Answer, Forecast, Interval, Report, ignore_progress
+from koalapy.simulation.twin import HORIZON, Answer, Interval, Report, ignore_progress
 from koalapy.system.event_loop import iterate_in_slices
 
 MAX_ENDS_SHOWN = 20
@@ -52,61 +52,12 @@ Pairs = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ComingFree:
-    """An expected end of a job, and the nodes that are idle after it."""
-
-    end: ExpectedEnd
-    nodes: int
-    """Nodes that the job releases."""
-    idle: int
-    """Total of idle nodes, unless other jobs take nodes that earlier ends release."""
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyGroup:
     """Policies with the same result."""
 
     policies: Sequence[str]
     component: SizeEstimate | None
     total: SizeEstimate | None
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfForm:
-    """The form of hypothetical changes with its values, for operators."""
-
-    asked: WhatIf
-    policies: Sequence[str]
-    horizons: Sequence[float]
-    drained: Sequence[ClusterName]
-    open: Sequence[ClusterName]
-    """Clusters that are not drained."""
-    waiting: int
-    """Waiting jobs now."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastView:
-    """The capacity for jobs that the caller submits now with one priority."""
-
-    priority: Priority
-    priorities: Sequence[Priority]
-    """Priorities that the caller may use."""
-    preempts: bool
-    """Whether such a job may preempt other jobs."""
-    idle: int
-    """Nodes that such a job is offered."""
-    nodes: int
-    policies: Sequence[PolicyGroup]
-    coming: Sequence[ComingFree]
-    overdue: Sequence[ExpectedEnd]
-    """The ends of running jobs by walltimes that have passed, the earliest first."""
-    unknown: int
-    """Other active jobs without an expected end."""
-    behind_others: bool
-    """Whether a new job has to wait for jobs that were submitted before it."""
-    form: WhatIfForm | None = None
-    """None unless an operator asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +70,6 @@ class Line:
     is_changed_too: bool
     """Whether the simulation of the changes has the job."""
     basis: str
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationResult:
-    """The results of the simulations of the current and the changed state."""
-
-    outcomes: Sequence[tuple[str, Forecast, int]]
-    """By state: its name, the forecast without the single jobs, and the waiting jobs that start in no simulation."""
-    lines: Sequence[Line]
-    more: int
-    """Number of jobs that are not shown."""
-    most: float
-    """Latest bound of all shown intervals, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfView:
-    """The form, and the results of the simulations."""
-
-    form: WhatIfForm
-    simulation: str
-    """The path from which the page gets the results; empty if none were requested, or if they are in ``result``."""
-    result: SimulationResult | None
 
 
 class ExpectedEnds:
@@ -185,7 +113,7 @@ def group_policies(capacities: Sequence[PolicyCapacity]) -> list[PolicyGroup]:
     return [PolicyGroup(policies, component, total) for component, total, policies in groups]
 
 
-async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> ForecastView:
+async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> View:
     """Compute the capacity for jobs with the owner and the priority of ``spec``."""
     all_ends = await ends.load(queries, now)
     next_known_ends = next_ends(end for _, end in all_ends if end is not None)
@@ -203,19 +131,27 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
     for end in next_known_ends[:MAX_ENDS_SHOWN]:
         freed = sum(end.nodes.values())
         idle += freed
-        coming.append(ComingFree(end, freed, idle))
-    return ForecastView(
-        priority=spec.priority,
-        priorities=(Priority.LOW, Priority.HIGH),
-        preempts=dry_run.may_preempt(spec),
-        idle=dry_run.widest_view(spec).usable_idle,
-        nodes=sum(cluster.last_report.total for cluster in queries.grid.clusters()),
-        policies=group_policies(capacities),
-        coming=coming,
-        overdue=sorted(overdue, key=lambda end: end.at),
-        unknown=sum(end is None for _, end in all_ends) - len(overdue),
-        behind_others=not dry_run.is_tried_at_once(spec),
-    )
+        coming.append(
+            {
+                "end": end,
+                "nodes": freed,
+                # Total of idle nodes, unless other jobs take nodes that earlier ends release
+                "idle": idle,
+            }
+        )
+    return {
+        "priority": spec.priority,
+        "priorities": (Priority.LOW, Priority.HIGH),
+        "preempts": dry_run.may_preempt(spec),
+        "idle": dry_run.widest_view(spec).usable_idle,
+        "nodes": sum(cluster.last_report.total for cluster in queries.grid.clusters()),
+        "policies": group_policies(capacities),
+        "coming": coming,
+        "overdue": sorted(overdue, key=lambda end: end.at),
+        "unknown": sum(end is None for _, end in all_ends) - len(overdue),
+        # Whether a new job has to wait for jobs that were submitted before it
+        "behind_others": not dry_run.is_tried_at_once(spec),
+    }
 
 
 def lines_of(answer: Answer) -> list[Line]:
@@ -230,7 +166,7 @@ def lines_of(answer: Answer) -> list[Line]:
     return sorted(lines, key=lambda line: (line.starts is None, line.starts.middle if line.starts else 0.0, line.job))
 
 
-def result_of(answer: Answer) -> SimulationResult:
+def result_of(answer: Answer) -> View:
     """Return what the page shows of an answer."""
     lines = lines_of(answer)
     intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
@@ -240,7 +176,14 @@ def result_of(answer: Answer) -> SimulationResult:
         if forecast is not None
     ]
     most = max((interval.high for interval in intervals), default=0.0)
-    return SimulationResult(outcomes, lines[:MAX_LINES], max(0, len(lines) - MAX_LINES), most)
+    return {
+        # By state: its name, the forecast without the single jobs, and the waiting jobs that start in no
+        # simulation
+        "outcomes": outcomes,
+        "lines": lines[:MAX_LINES],
+        "more": max(0, len(lines) - MAX_LINES),
+        "most": most,
+    }
 
 
 async def read_form(
@@ -267,21 +210,21 @@ Asked = Annotated[WhatIf, Depends(read_form)]
 def add_forecast(dashboard: Dashboard, services: Services) -> None:
     """Add the page of capacity and the page of simulated changes. Capacities are cached by user and priority."""
     engine, ends, rules, forecasts = dashboard.engine, ExpectedEnds(), services.jobs.rules, services.forecasts
-    views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[ForecastView]]] = {}
+    views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[View]]] = {}
 
-    def make_form(asked: WhatIf) -> WhatIfForm:
+    def make_form(asked: WhatIf) -> View:
         clusters = engine.queries.grid.clusters()
-        return WhatIfForm(
-            asked=asked,
-            policies=engine.queries.policies.names(),
-            horizons=sorted({*HORIZONS_S, asked.horizon}),
-            drained=[cluster.name for cluster in clusters if cluster.drained is not None],
-            open=[cluster.name for cluster in clusters if cluster.drained is None],
-            waiting=sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
-        )
+        return {
+            "asked": asked,
+            "policies": engine.queries.policies.names(),
+            "horizons": sorted({*HORIZONS_S, asked.horizon}),
+            "drained": [cluster.name for cluster in clusters if cluster.drained is not None],
+            "open": [cluster.name for cluster in clusters if cluster.drained is None],
+            "waiting": sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
+        }
 
     @dashboard.page("/forecast", "forecast.html", operation="list_clusters", title="Forecast", key="r")
-    async def show(caller: Caller, priority: Priority = Priority.LOW) -> ForecastView:
+    async def show(caller: Caller, priority: Priority = Priority.LOW) -> View:
         """Return the capacity for jobs of the caller, from the cache if it is recent and nothing changed."""
         key, version, now = (caller.user, priority), engine.changes.version, engine.clock()
         cached = views.get(key)
@@ -292,8 +235,8 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
             cached = views[key] = version, now, asyncio.ensure_future(capacity_view(engine.queries, ends, spec, now))
         view = await asyncio.shield(cached[2])
         if not rules.high_priority.is_allowed_to(caller):
-            view = replace(view, priorities=(Priority.LOW,))
-        return replace(view, form=make_form(WhatIf())) if caller.has_role(Role.OPERATOR) else view
+            view = view | {"priorities": (Priority.LOW,)}
+        return view | {"form": make_form(WhatIf()) if caller.has_role(Role.OPERATOR) else None}
 
     @dashboard.simulation("/forecast/what-if/result", "what_if_result.html", operation="ask_what_if")
     async def prepare(asked: Asked) -> Simulate:
@@ -301,20 +244,22 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
         change = asked.to_change()
         forecasts.check_change(change)
 
-        async def simulate(report: Report) -> SimulationResult:
+        async def simulate(report: Report) -> View:
             return result_of(await forecasts.what_if(change, asked.horizon, report))
 
         return simulate
 
     @dashboard.page("/forecast/what-if", "what_if.html", operation="ask_what_if", title="What if", live=False)
-    async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> WhatIfView:
+    async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> View:
         """Return the form, and the path of the results if there are changes or the form was sent. ``complete``: wait
         for the results, for browsers without scripts."""
         is_asked = ask or asked.model_copy(update={"horizon": HORIZON}) != WhatIf()
         simulate = await prepare(asked) if is_asked else None
         values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}
-        return WhatIfView(
-            form=make_form(asked),
-            simulation=with_query("/forecast/what-if/result", **values) if simulate and not complete else "",
-            result=await simulate(ignore_progress) if simulate and complete else None,
-        )
+        return {
+            "form": make_form(asked),
+            # The path from which the page gets the results; empty if none were requested, or if they are in
+            # ``result``
+            "simulation": with_query("/forecast/what-if/result", **values) if simulate and not complete else "",
+            "result": await simulate(ignore_progress) if simulate and complete else None,
+        }

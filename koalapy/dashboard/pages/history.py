@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, timedelta
 from typing import Annotated
 
@@ -11,11 +11,11 @@ from fastapi import Query
 from koalapy.api.access import Caller
 from koalapy.api.fields import Name
 from koalapy.api.history import Steps, visible_to
-from koalapy.daemon.jobs.history import History, UsageLine, UsageTable
+from koalapy.daemon.jobs.history import History, UsageLine
 from koalapy.daemon.observability.figures import MAX_SLOTS
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
 from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums
 
@@ -32,22 +32,6 @@ FIGURES: dict[str, tuple[str, Unit]] = {
 MAX_CURVES = 8
 """Maximum number of curves in a chart: those with the most node-seconds."""
 Names = Annotated[list[Name], Query(max_length=MAX_CURVES, description="only these clusters, users, policies, ...")]
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryView:
-    """The selected history, with its charts from the oldest to the newest time."""
-
-    range: TimeRange
-    names: Sequence[str]
-    """The selected names; empty for all."""
-    table: UsageTable
-    """The lines are from the newest to the oldest."""
-    total: UsageLine | None
-    """The whole grid over all days; None without jobs."""
-    charts: Sequence[Chart]
-    more: int
-    """Number of names that are not in the charts."""
 
 
 def date_of(at: float) -> date:
@@ -124,7 +108,7 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         since: Since = "",
         until: Until = "",
         name: Names = [],  # noqa: B006 -- FastAPI copies it
-    ) -> HistoryView:
+    ) -> View:
         """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
         time_range = parse_range(since, until, dashboard.engine.clock(), "30d")
         names = list(dict.fromkeys(one for one in name if one))
@@ -143,11 +127,13 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
             del (by_day if is_complete(charts[0], table.lines) else charts)[0]
         charts += by_day
         newest_first = sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True)
-        return HistoryView(
-            time_range,
-            names,
-            replace(table, lines=newest_first),
-            total,
-            [chart for chart in charts if chart.has_values],
-            0 if names else max(0, len(largest) - MAX_CURVES),
-        )
+        return {
+            "range": time_range,
+            "names": names,
+            "table": replace(table, lines=newest_first),
+            # The whole grid over all days; None without jobs
+            "total": total,
+            "charts": [chart for chart in charts if chart.has_values],
+            # Number of names that are not in the charts
+            "more": 0 if names else max(0, len(largest) - MAX_CURVES),
+        }

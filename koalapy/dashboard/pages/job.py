@@ -4,7 +4,6 @@ For other users' jobs it shows only the fields that the REST API shows.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,16 +13,15 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
-from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
+from koalapy.api.job_views import TimelineView, attempt_view, view_for
 from koalapy.daemon.jobs.output import OutputTail
-from koalapy.daemon.jobs.submissions import RelatedJobs
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pages.audit import Before, Changes, read_changes
+from koalapy.dashboard.dashboard import Dashboard, View
+from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.timeline import expected_start
-from koalapy.dashboard.rows import JobRow, job_row
-from koalapy.dashboard.timeline import ExpectedStart, Timeline, build_lanes, job_timeline
+from koalapy.dashboard.rows import job_row
+from koalapy.dashboard.timeline import ExpectedStart, build_lanes, job_timeline
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.node_requirement import describe_requirements
@@ -67,39 +65,6 @@ class JobFile:
     """Clusters with a replica, or the job that makes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobPageView:
-    """A job; only ``job`` and ``row`` are set if it belongs to another user."""
-
-    job: JobView
-    row: JobRow
-    command: str
-    nodes: str
-    """What the job requires of its nodes; empty without any requirement."""
-    actions: Sequence[str]
-    """Actions that are possible now."""
-    is_over: bool
-    attempts: Sequence[AttemptView]
-    more_attempts: int
-    """Number of earlier attempts, which are not shown."""
-    explanation: ExplanationView | None  # type: ignore[valid-type]
-    output: Sequence[ComponentOutput]
-    has_results: bool
-    timeline: Sequence[TimelineView]  # type: ignore[valid-type]
-    earlier_lines: int
-    picture: Timeline | None = None
-    """The timeline with the expected start of a waiting job; None for another user's job."""
-    find: str = ""
-    """The text of the search in the output."""
-    files: Sequence[JobFile] = ()
-    tasks: Sequence[JobRow] = ()
-    """The first started and unfinished tasks of an array."""
-    related: RelatedJobs = ((), ())
-    """The jobs that it depends on, and those that depend on it."""
-    changes: Changes | None = None
-    """Recorded actions on it; None unless an operator asks."""
-
-
 def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
     """Add the page of one job and the forms that change it."""
     engine, jobs = dashboard.engine, services.jobs
@@ -112,9 +77,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
         return [] if start is None else [start]
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True)
-    async def show(
-        caller: Caller, job: Id, attempts: Last = 5, find: Find = "", changes_before: Before = 0
-    ) -> JobPageView:
+    async def show(caller: Caller, job: Id, attempts: Last = 5, find: Find = "", changes_before: Before = 0) -> View:
         """Return a job with its last attempts and output; other users' jobs only in part."""
         record, last_attempts = await jobs.list_attempts(job, attempts)
         current, now = record.job, engine.clock()
@@ -122,33 +85,37 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
         position = engine.queries.position(job) if may_see_all else None
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not may_see_all:
-            return JobPageView(view, row, "", "", (), current.state.is_final, (), 0, None, (), False, (), 0)
+            return {"job": view, "row": row, "is_over": current.state.is_final}
         timeline = await jobs.read_timeline(job)
         lanes = build_lanes(current, last_attempts, timeline, now)
-        return JobPageView(
-            job=view,
-            row=row,
-            command=" ".join(current.spec.command),
-            nodes=describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
-            actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
-            is_over=current.state.is_final,
-            picture=job_timeline(lanes, now, expected_starts_of(current, now)),
-            attempts=[attempt_view(current, attempt) for attempt in last_attempts],
-            more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
-            explanation=ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),
-            output=[_component_output(tail, find) for tail in await jobs.read_output_tails(current, TAIL_BYTES)],
-            find=find,
-            files=files_of(current),
-            has_results=bool(current.spec.collect) and current.state.is_final,
-            timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
-            earlier_lines=max(0, len(timeline) - MAX_LINES),
-            tasks=[
+        return {
+            "job": view,
+            "row": row,
+            "command": " ".join(current.spec.command),
+            # What the job requires of its nodes; empty without any requirement
+            "nodes": describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
+            "actions": _possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
+            "is_over": current.state.is_final,
+            "picture": job_timeline(lanes, now, expected_starts_of(current, now)),
+            "attempts": [attempt_view(current, attempt) for attempt in last_attempts],
+            # Earlier attempts, which are not shown
+            "more_attempts": last_attempts[0].generation - 1 if last_attempts else 0,
+            "explanation": ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),
+            "output": [_component_output(tail, find) for tail in await jobs.read_output_tails(current, TAIL_BYTES)],
+            "find": find,
+            "files": files_of(current),
+            "has_results": bool(current.spec.collect) and current.state.is_final,
+            "timeline": [TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
+            "earlier_lines": max(0, len(timeline) - MAX_LINES),
+            # The first started and unfinished tasks of an array
+            "tasks": [
                 job_row(jobs.make_record(task), caller, engine.queries.position(task.id))
                 for task in engine.queries.tasks_of(job)[:MAX_TASKS]
             ],
-            related=await jobs.list_related(current),
-            changes=await read_changes(audit_log, caller, changes_before, target=f"job {job}"),
-        )
+            # The jobs that it depends on, and those that depend on it
+            "related": await jobs.list_related(current),
+            "changes": await read_changes(audit_log, caller, changes_before, target=f"job {job}"),
+        }
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
     async def output(job: Id, component: int, find: Find = "") -> Response:

@@ -1,39 +1,15 @@
 """The page Maintenance: the drains in force and those that are planned, and the form that plans one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from koalapy.api.access import Caller
 from koalapy.api.clusters import DrainOrder, Name, ResumeOrder
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
-from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, View, parse_body
 from koalapy.dashboard.pages.timeline import drains_of
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import natural_key
-from koalapy.model.cluster import Drain
 from koalapy.model.identity import Identity
 from koalapy.model.request import ClusterName
-
-
-@dataclass(frozen=True, slots=True)
-class DrainRow:
-    """A drain of a cluster, in force or planned."""
-
-    cluster: ClusterName
-    nodes: int
-    active: int
-    """Components of jobs that have nodes there now."""
-    drain: Drain
-    is_planned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceView:
-    """The drains of all clusters by begin."""
-
-    drains: Sequence[DrainRow]
-    clusters: Sequence[ClusterName]
 
 
 def add_maintenance(dashboard: Dashboard, services: Services) -> None:
@@ -41,16 +17,23 @@ def add_maintenance(dashboard: Dashboard, services: Services) -> None:
     grid = dashboard.engine.queries.grid
 
     @dashboard.page("/maintenance", "maintenance.html", operation="list_clusters", title="Maintenance", key="m")
-    async def show() -> MaintenanceView:
+    async def show() -> View:
         records = services.jobs.list_clusters()
-        drains = [
-            DrainRow(record.name, record.total, len(cluster.nodes.live), drain, drain is not cluster.drained)
+        drains: list[View] = [
+            {
+                "cluster": record.name,
+                "nodes": record.total,
+                # Components of jobs that have nodes there now
+                "active": len(cluster.nodes.live),
+                "drain": drain,
+                "is_planned": drain is not cluster.drained,
+            }
             for record in records
             for cluster in [grid[record.name]]
             for drain in drains_of(cluster)
         ]
-        drains.sort(key=lambda row: (row.drain.since, row.cluster))
-        return MaintenanceView(drains, sorted((record.name for record in records), key=natural_key))
+        drains.sort(key=lambda row: (row["drain"].since, row["cluster"]))
+        return {"drains": drains, "clusters": sorted((record.name for record in records), key=natural_key)}
 
     async def order_drain(name: ClusterName, caller: Identity, form: Form) -> None:
         """Drain a cluster as a form orders. Raise ``UsageError`` for an invalid field."""

@@ -1,41 +1,17 @@
 """The page My jobs: a user's own jobs, limits and use."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from koalapy.api.access import Caller
 from koalapy.daemon.jobs.job_finder import JobFinder
-from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.job_table import queue_place
-from koalapy.dashboard.rows import JobRow, build_rows, job_row
+from koalapy.dashboard.rows import build_rows, job_row
 from koalapy.model.job import JobState
 from koalapy.model.job_search import format_term, parse_search
 
 MAX_UNFINISHED, MAX_ENDED = 50, 10
-
-
-@dataclass(frozen=True, slots=True)
-class MyJobsView:
-    """The caller's jobs, limits and use."""
-
-    user: str
-    filter: str
-    """The filter of the caller's jobs."""
-    running: int
-    about_to_run: int
-    waiting: int
-    held: int
-    nodes: int
-    """Nodes that active jobs have or are claiming."""
-    unfinished: Sequence[JobRow]
-    more_unfinished: int
-    ended: Sequence[JobRow]
-    """The jobs with the highest numbers that have ended."""
-    scopes: Sequence[ScopeInUse]
-    contact: str
 
 
 def add_mine(dashboard: Dashboard, services: Services) -> None:
@@ -45,7 +21,7 @@ def add_mine(dashboard: Dashboard, services: Services) -> None:
     finder = JobFinder(jobs, engine.queries, engine.clock)
 
     @dashboard.page("/my-jobs", "my_jobs.html", operation="show_limits", title="My jobs", key="y")
-    async def mine(caller: Caller) -> MyJobsView:
+    async def mine(caller: Caller) -> View:
         """Return the caller's unfinished jobs as in the queue, the last ended ones, and the limits in use."""
         own = format_term("user", caller.user)
         unfinished = await finder.find_unfinished(parse_search(own), caller)
@@ -56,17 +32,19 @@ def add_mine(dashboard: Dashboard, services: Services) -> None:
             unfinished[:MAX_UNFINISHED], caller, jobs, engine.queries, services.forecasts.latest_forecast
         )
         active = [job for job in unfinished if job.state.is_active]
-        return MyJobsView(
-            user=caller.user,
-            filter=own,
-            running=states[JobState.RUNNING],
-            about_to_run=len(active) - states[JobState.RUNNING],
-            waiting=states[JobState.QUEUED],
-            held=states[JobState.HELD],
-            nodes=sum(job.spec.request.total_size for job in active),
-            unfinished=rows,
-            more_unfinished=len(unfinished) - len(rows),
-            ended=[job_row(jobs.make_record(job), caller) for job in ended.jobs],
-            scopes=await limits.read_limits(caller.user),
-            contact=limits.limits.contact,
-        )
+        return {
+            "user": caller.user,
+            "filter": own,
+            "running": states[JobState.RUNNING],
+            "about_to_run": len(active) - states[JobState.RUNNING],
+            "waiting": states[JobState.QUEUED],
+            "held": states[JobState.HELD],
+            # Nodes that active jobs have or are claiming
+            "nodes": sum(job.spec.request.total_size for job in active),
+            "unfinished": rows,
+            "more_unfinished": len(unfinished) - len(rows),
+            # The jobs with the highest numbers that have ended
+            "ended": [job_row(jobs.make_record(job), caller) for job in ended.jobs],
+            "scopes": await limits.read_limits(caller.user),
+            "contact": limits.limits.contact,
+        }

@@ -16,13 +16,13 @@ from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
-from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.dashboard import Dashboard, SentForm, View
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
 from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.dashboard.rows import Survey, node_counts
 from koalapy.model.cluster import pair_of
 from koalapy.model.job import Job
-from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.measurement import MeasurementKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.queries import Queries
 
@@ -77,20 +77,6 @@ class NetworkView:
 
 CHART_UNITS: dict[str, Unit] = {"Bandwidth": "rate", "Latency": "seconds"}
 """The charts of the page of a link, and their units."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkView:
-    """A link and its measurements, newest first."""
-
-    record: LinkRecord
-    forward: LinkDirection
-    backward: LinkDirection
-    rejection_reason: str
-    """The reason why the link cannot be measured now; empty if it can."""
-    measurements: Sequence[Measurement]
-    charts: Sequence[Chart]
-    """Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first."""
 
 
 def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName, ClusterName], LinkDirection]:
@@ -250,7 +236,7 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
         )
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
-    async def link(one: Name, other: Name, limit: Limit = 100) -> LinkView:
+    async def link(one: Name, other: Name, limit: Limit = 100) -> View:
         return await link_view(network, one, other, limit)
 
     @dashboard.action("/network/measure", operation="measure_network")
@@ -265,7 +251,7 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
         return "/network"
 
 
-async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> LinkView:
+async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> View:
     """Return the state of a link and its last ``limit`` measurements. Raise ``NotFoundError`` for an unknown
     cluster."""
     measurements = await network.read_history(first, second, limit)
@@ -273,13 +259,14 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
     (record,) = network.list_links([(first, second)])
     links = link_directions([record])
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
-    return LinkView(
-        record=record,
-        forward=links[first, second],
-        backward=links[second, first],
-        rejection_reason=network.rejection_reason((first, second)),
-        measurements=measurements,
-        charts=[
+    return {
+        "record": record,
+        "forward": links[first, second],
+        "backward": links[second, first],
+        "rejection_reason": network.rejection_reason((first, second)),
+        "measurements": measurements,
+        # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
+        "charts": [
             Chart(
                 name,
                 [m.at for m in conclusive],
@@ -289,4 +276,4 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
             )
             for name, unit in CHART_UNITS.items()
         ],
-    )
+    }

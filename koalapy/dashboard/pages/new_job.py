@@ -77,44 +77,30 @@ class SubmissionCheck:
     """The equivalent job file, if options cannot express the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewJobView:
-    """The form, and the result of its last check."""
-
-    fields: JobFields
-    source: int | None
-    """The job that is submitted again."""
-    kept: Sequence[str]
-    """Names of its fields that the form keeps and does not show."""
-    check: SubmissionCheck | None
-    kinds: Mapping[str, tuple[str, str]]
-    policies: Sequence[str]
-    launchers: Sequence[str]
-    high_priority_allowed: bool
-    key: str
-    """A key with which one form creates one job."""
-
-
 def add_new_job(dashboard: Dashboard, services: Services) -> None:
     """Add the form for a new job, its check and its submission."""
     engine, jobs, forecasts = dashboard.engine, services.jobs, services.forecasts
 
-    def make_view(job_fields: JobFields, caller: Identity, check: SubmissionCheck | None, key: str = "") -> NewJobView:
+    def make_view(
+        job_fields: JobFields, caller: Identity, check: SubmissionCheck | None, key: str = ""
+    ) -> dict[str, Any]:
         kept = _read_kept(job_fields)
-        return NewJobView(
-            fields=job_fields,
-            source=kept.get("source"),
-            kept=sorted(kept.get("fields", ())),
-            check=check,
-            kinds=KINDS,
-            policies=sorted(engine.queries.policies.names()),
-            launchers=[str(launcher) for launcher in Launcher],
-            high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller),
-            key=key or secrets.token_urlsafe(12),
-        )
+        return {
+            "fields": job_fields,
+            "source": kept.get("source"),
+            # Names of its fields that the form keeps and does not show
+            "kept": sorted(kept.get("fields", ())),
+            "check": check,
+            "kinds": KINDS,
+            "policies": sorted(engine.queries.policies.names()),
+            "launchers": [str(launcher) for launcher in Launcher],
+            "high_priority_allowed": jobs.rules.high_priority.is_allowed_to(caller),
+            # A key with which one form creates one job
+            "key": key or secrets.token_urlsafe(12),
+        }
 
     @dashboard.page("/jobs/new", "new_job.html", operation="explain_submission", title="New job", live=False)
-    async def new(caller: Caller, source: Source = None) -> NewJobView:
+    async def new(caller: Caller, source: Source = None) -> dict[str, Any]:
         """Return an empty form, or one with the fields of an earlier job."""
         if source is None:
             return make_view(EMPTY_FIELDS, caller, None)

@@ -1,8 +1,8 @@
 """The first page: use of the grid over the last hours, what needs attention, and all clusters as tiles."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -20,14 +20,11 @@ from koalapy.api.monitoring import (
 )
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.services import Services
-from koalapy.dashboard.attention import AlertGroup, group_alerts
+from koalapy.dashboard.attention import group_alerts
 from koalapy.dashboard.charts import Chart, Curve, Mark, use_chart
-from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
-from koalapy.dashboard.pictures import NodeCounts
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.rows import (
-    AlertRow,
     ClusterRow,
-    JobRow,
     Survey,
     alert_row,
     cluster_row,
@@ -36,13 +33,12 @@ from koalapy.dashboard.rows import (
     severity,
     sum_counts,
 )
-from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
+from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.history import UseSums
 from koalapy.model.identity import Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.notification import Channel
 from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
@@ -82,40 +78,6 @@ class Outcomes:
     """Percentage that failed."""
     usual: float
     """The same in the range of this length before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The current state of all clusters together."""
-
-    groups: Sequence[AlertGroup]
-    """Active alerts by cause, most urgent first, acknowledged ones last."""
-    silenced: Sequence[AlertRow]
-    notified: Mapping[Channel, int]
-    """Number of operators' recipients of alerts by channel, for operators."""
-    queued: int
-    active: int
-    nodes: NodeCounts
-    stale: int
-    """Number of clusters without a current state."""
-    oldest: JobRow | None
-    """The user's job that has waited longest."""
-    range: TimeRange
-    charts: Mapping[str, Chart]
-    """The nodes by use, the queue, the starts and ends, the outcomes and the start-up time."""
-    hours: Sequence[Chart]
-    """The same charts with fewer slots, for the table."""
-    outcomes: Outcomes
-    sort: TileSort
-    tiles: Sequence[ClusterRow]
-    dark: Sequence[ClusterRow]
-    """Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all."""
-    detailed: bool
-    """Whether all tiles show numbers."""
-    start_nodes: int | None = None
-    """The number of nodes of a job in the address."""
-    start: IfSubmitted | None = None
-    """When that job would start."""
 
 
 def load_of(row: ClusterRow) -> float:
@@ -202,9 +164,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         return cached[1]
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
-    async def overview(
-        caller: Caller, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = ""
-    ) -> Overview:
+    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = "") -> View:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
         now = engine.clock()
         time_range, read = parse_range(since, until, now), services.samples.read
@@ -222,33 +182,38 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         ]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
-        return Overview(
-            groups=groups,
-            notified=services.notifications.count_recipients() if caller.has_role(Role.OPERATOR) else {},
-            silenced=silenced,
-            queued=engine.stored_queued,
-            active=engine.stored_active,
-            nodes=sum_counts(rows),
-            stale=sum(row.stale for row in rows),
-            oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
-            range=time_range,
-            charts=make_charts(sums, outcomes, marks),
-            hours=[*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
-            outcomes=sum_outcomes(outcomes),
-            sort=sort,
-            tiles=[row for row in tiles if row not in dark] if dark else tiles,
-            dark=dark,
-            detailed=len(rows) <= MAX_DETAILED,
-        )
+        return {
+            "groups": groups,
+            "silenced": silenced,
+            "notified": services.notifications.count_recipients() if caller.has_role(Role.OPERATOR) else {},
+            "queued": engine.stored_queued,
+            "active": engine.stored_active,
+            "nodes": sum_counts(rows),
+            "stale": sum(row.stale for row in rows),
+            "oldest": None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
+            "range": time_range,
+            "charts": make_charts(sums, outcomes, marks),
+            # The same charts with fewer slots, for the table
+            "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
+            "outcomes": sum_outcomes(outcomes),
+            "sort": sort,
+            "tiles": [row for row in tiles if row not in dark] if dark else tiles,
+            # Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all
+            "dark": dark,
+            # Whether all tiles show numbers
+            "detailed": len(rows) <= MAX_DETAILED,
+            "start_nodes": None,
+            "start": None,
+        }
 
     # Its estimate is a simulation for one user: it is not made again with each change of the grid.
     @dashboard.page("/start", "overview.html", operation="explain_submission", title="Overview", live=False)
     async def start(
         caller: Caller, nodes: Nodes, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = ""
-    ) -> Overview:
+    ) -> View:
         """Return the overview with the start of a job of so many nodes."""
-        view: Overview = await overview(caller, sort, since, until)
-        return replace(view, start_nodes=nodes, start=await estimate_start(services, nodes, caller.user))
+        view: View = await overview(caller, sort, since, until)
+        return view | {"start_nodes": nodes, "start": await estimate_start(services, nodes, caller.user)}
 
     def parse_selection(model: type[S], form: Form, **others: str) -> S:
         """Return the alerts that a form selects; raise ``UsageError`` for an unknown kind, or without a target."""

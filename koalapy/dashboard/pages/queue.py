@@ -19,9 +19,9 @@ from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, View, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key
-from koalapy.dashboard.rows import JobRow, build_rows
+from koalapy.dashboard.rows import build_rows
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
     TableParameters,
@@ -40,7 +40,6 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
 from koalapy.model.job_spec import Priority
-from koalapy.model.request import ClusterName
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of, owns
@@ -66,52 +65,6 @@ Text = Annotated[
 ]
 JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
 SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """One page of jobs: unfinished jobs in any order, with ended jobs newest first."""
-
-    q: str
-    problem: str
-    """The error in the filter; empty if it is valid. With an error no jobs are listed."""
-    hint: str
-    jobs: Sequence[JobRow]
-    table: TableView
-    words: Sequence[str]
-    """An example of each term of the filter."""
-    examples: Sequence[tuple[str, str]]
-    """Titles and filters."""
-    high_priority_allowed: bool
-    """Whether the caller may give jobs high priority."""
-    clusters: Sequence[ClusterName] = ()
-    """Clusters whose names have a word of the filter."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmView:
-    """The effect of an action, for confirmation."""
-
-    title: str
-    action: Action
-    path: str
-    effect: str
-    """The effect in the third person: ``cancels 12 jobs of 3 users``."""
-    order: str
-    """The effect in the imperative, for the button."""
-    jobs: Sequence[JobRow]
-    """The first of the jobs."""
-    more_jobs: int
-    """Number of the others."""
-    shown_states: str
-    """Ids and states of all jobs, for the form."""
-    states: Mapping[str, int]
-    users: Mapping[str, int]
-    left_out: Sequence[tuple[int, str]]
-    """Numbers of selected jobs to which the action does not apply, with reasons."""
-    q: str
-    needs_reason: bool
-    """Whether the action needs a reason, since some jobs are of other users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +148,7 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
     queries = dashboard.engine.queries
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", shared=True, table=JOBS)
-    async def queue(caller: Caller, table: TableParameters, q: Text = "") -> QueueView:
+    async def queue(caller: Caller, table: TableParameters, q: Text = "") -> View:
         """Return the jobs that a search finds; an invalid search returns its problem instead."""
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         problem, shown, view = None, list[Job](), None
@@ -205,21 +158,22 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
             if error.field != "q":
                 raise
             problem, view = error, make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0, next_after="")
-        return QueueView(
-            q=q,
-            problem=problem.message if problem else "",
-            hint=problem.hint if problem else "",
-            jobs=await build_rows(shown, caller, jobs, queries, forecasts.latest_forecast),
-            table=view,
-            words=examples,
-            examples=_list_examples(caller),
-            high_priority_allowed=allowed,
-            clusters=[
+        return {
+            "q": q,
+            "problem": problem.message if problem else "",
+            "hint": problem.hint if problem else "",
+            "jobs": await build_rows(shown, caller, jobs, queries, forecasts.latest_forecast),
+            "table": view,
+            "words": examples,
+            # Titles and filters
+            "examples": _list_examples(caller),
+            "high_priority_allowed": allowed,
+            "clusters": [
                 cluster.name
                 for cluster in queries.grid.clusters()
                 if any(word in cluster.name.lower() for word in q.lower().split() if ":" not in word)
             ][:MAX_CLUSTERS],
-        )
+        }
 
 
 def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
@@ -233,7 +187,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
         q: Text = "",
         job: SelectedJobs = [],  # noqa: B006
         all: bool = False,
-    ) -> ConfirmView:
+    ) -> View:
         """Return the effect of an action on the selected or on all found jobs, without acting."""
         if all:
             result = await finder.find_jobs(parse_search(q), caller, limit=MAX_SELECTED)
@@ -250,21 +204,27 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             left_out.append((omitted, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
         users = Counter(job.spec.owner for job in affected)
         title, order, does = WORDS[action]
-        return ConfirmView(
-            title=title,
-            action=action,
-            path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
-            effect=_describe_effect(does, len(affected), len(users)),
-            order=_describe_effect(order, len(affected), len(users)),
-            jobs=await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
-            more_jobs=max(0, len(affected) - DEFAULT_ROWS),
-            shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
-            states=dict(Counter(str(job.state) for job in affected)),
-            users=dict(users),
-            left_out=left_out,
-            q=q,
-            needs_reason=action in ("cancel", "hold") and any(not owns(caller, job) for job in affected),
-        )
+        return {
+            "title": title,
+            "action": action,
+            "path": "/queue/priority" if action in ("high", "low") else f"/queue/{action}",
+            # The effect in the third person: ``cancels 12 jobs of 3 users``
+            "effect": _describe_effect(does, len(affected), len(users)),
+            # The effect in the imperative, for the button
+            "order": _describe_effect(order, len(affected), len(users)),
+            # The first of the jobs
+            "jobs": await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
+            # Number of the others
+            "more_jobs": max(0, len(affected) - DEFAULT_ROWS),
+            # Ids and states of all jobs, for the form
+            "shown_states": ",".join(f"{job.id}:{job.state}" for job in affected),
+            "states": dict(Counter(str(job.state) for job in affected)),
+            "users": dict(users),
+            # Numbers of selected jobs to which the action does not apply, with reasons
+            "left_out": left_out,
+            "q": q,
+            "needs_reason": action in ("cancel", "hold") and any(not owns(caller, job) for job in affected),
+        }
 
 
 def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:

@@ -1,14 +1,14 @@
 """The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import format_quantity, format_seconds
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
@@ -26,24 +26,6 @@ REASONS = {
     RefusalKind.ADVICE: "it is expected to end sooner if it waits",
     RefusalKind.POLICY: "its policy is unknown or failed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Durations of a repeated operation in seconds; recent values cover the last five minutes."""
-
-    what: str
-    meaning: str
-    count: int
-    failures: int
-    per_second: float
-    mean: float
-    most: float
-    """95th percentile of recent durations."""
-    largest: float
-    """Longest recent duration."""
-    spans: Sequence[tuple[str, int]]
-    """Distribution of all durations since the daemon started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,50 +58,22 @@ class Parameter:
         return self.value != self.default
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
-    """The scheduler's state, with counts since the daemon started."""
-
-    queued: int
-    active: int
-    waiting: int
-    """Events that wait for the next engine cycle."""
-    last_round: int
-    """Events of the last engine cycle."""
-    timed: Sequence[Timed]
-    events: Mapping[str, int]
-    events_refused: int
-    submitted: int
-    ended: Mapping[str, int]
-    requeued: int
-    preemptions: int
-    reclaims: int
-    placements: Mapping[str, tuple[int, int]]
-    """By policy, the jobs that it placed on one and on several clusters."""
-    refusals: Sequence[tuple[str, int, str]]
-    """Each kind of refusal with its count and its meaning."""
-    claims: Sequence[Failures]
-    database_problem: str
-    database_size: int | None
-    epoch: int
-    recent_span: float
-    parameters: Sequence[Parameter]
-
-
-def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
+def describe_timings(name: str, meaning: str, timings: Timings) -> View:
     """Return the table row for one kind of operation: counts since the start, and recent durations in seconds."""
     recent = timings.summarize_recent()
-    return Timed(
-        what=name,
-        meaning=meaning,
-        count=timings.count,
-        failures=timings.failures,
-        per_second=recent.per_second,
-        mean=recent.mean,
-        most=recent.percentile_95,
-        largest=recent.largest,
-        spans=spans_of(timings),
-    )
+    return {
+        "what": name,
+        "meaning": meaning,
+        "count": timings.count,
+        "failures": timings.failures,
+        "per_second": recent.per_second,
+        "mean": recent.mean,
+        # 95th percentile of recent durations
+        "most": recent.percentile_95,
+        "largest": recent.largest,
+        # Distribution of all durations since the daemon started
+        "spans": spans_of(timings),
+    }
 
 
 def spans_of(timings: Timings) -> list[tuple[str, int]]:
@@ -159,45 +113,49 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     return Failures(cluster, instruments.claims[cluster], *by_count)
 
 
-def scheduler_view(engine: Engine) -> SchedulerView:
+def scheduler_view(engine: Engine) -> View:
     """Return the scheduler's state, counts and rules for the page."""
     instruments, queries = engine.instruments, engine.queries
     rounds = instruments.cycles
-    return SchedulerView(
-        queued=engine.stored_queued,
-        active=engine.stored_active,
-        waiting=engine.pending_items,
-        last_round=rounds.waiting,
-        timed=[
+    return {
+        "queued": engine.stored_queued,
+        "active": engine.stored_active,
+        # Events that wait for the next engine cycle
+        "waiting": engine.pending_items,
+        # Events of the last engine cycle
+        "last_round": rounds.waiting,
+        "timed": [
             describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.total),
             describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
             describe_timings("Transactions", "database writes of a cycle", instruments.writes),
             describe_timings("Queries", "database reads", instruments.reads),
         ],
-        events={_in_words(kind): count for kind, count in rounds.events.most_common()},
-        events_refused=rounds.refused,
-        submitted=sum(instruments.submitted.values()),
-        ended={state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
-        requeued=instruments.requeued,
-        preemptions=instruments.preemptions,
-        reclaims=instruments.reclaims,
-        placements={
+        "events": {_in_words(kind): count for kind, count in rounds.events.most_common()},
+        "events_refused": rounds.refused,
+        "submitted": sum(instruments.submitted.values()),
+        "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
+        "requeued": instruments.requeued,
+        "preemptions": instruments.preemptions,
+        "reclaims": instruments.reclaims,
+        # By policy, the jobs that it placed on one and on several clusters
+        "placements": {
             policy: (instruments.placements[policy, False], instruments.placements[policy, True])
             for policy in sorted({policy for policy, _ in instruments.placements})
         },
-        refusals=[(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
-        claims=[failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
-        database_problem=engine.database.problem,
-        database_size=instruments.database_size,
-        epoch=engine.epoch,
-        recent_span=RECENT_SPAN,
-        parameters=parameters_of(queries.rules),
-    )
+        # Each kind of refusal with its count and its meaning
+        "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
+        "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
+        "database_problem": engine.database.problem,
+        "database_size": instruments.database_size,
+        "epoch": engine.epoch,
+        "recent_span": RECENT_SPAN,
+        "parameters": parameters_of(queries.rules),
+    }
 
 
 def add_scheduler(dashboard: Dashboard) -> None:
     """Add the page of the scheduler."""
 
     @dashboard.page("/scheduler", "scheduler.html", operation="scrape", title="Scheduler", key="s")
-    async def scheduler() -> SchedulerView:
+    async def scheduler() -> View:
         return scheduler_view(dashboard.engine)

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
@@ -12,10 +12,10 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Text
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import natural_key
-from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
+from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.history import USES, PastComponent, UseSum
@@ -40,26 +40,6 @@ MAX_FUTURE = 0.5
 MIN_FUTURE = 0.03
 
 Focus = Annotated[Text, Query(max_length=200, description="only clusters with this name, or of this site; empty: all")]
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineView:
-    """The timeline, and the same values as a table."""
-
-    timeline: Timeline
-    range: TimeRange
-    table: bool
-    """Whether the values are shown as a table in place of the picture."""
-    cluster: str
-    """The only cluster or site; empty for all."""
-    idle: Sequence[ClusterName]
-    """Clusters without a lane, since they were idle."""
-    is_cut: bool
-    """Whether smaller components may be missing."""
-    more: int
-    """Number of lanes that are not shown."""
-    waiting: int
-    """Waiting jobs with an expected start, of the caller or visible to them."""
 
 
 def site_of(cluster: ClusterName) -> str:
@@ -163,7 +143,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t", shared=True)
     async def show(
         caller: Caller, since: Since = "", until: Until = "", cluster: Focus = "", table: bool = False
-    ) -> TimelineView:
+    ) -> View:
         """Return the use of each cluster: its jobs in a range of up to an hour, else its nodes by use."""
         now = engine.clock()
         time_range = parse_range(since, until, now, "1h")
@@ -198,8 +178,8 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         starts = expected_starts(queries, forecasts.latest_forecast, caller, now) if is_current else []
         first = starts[:MAX_EXPECTED] if with_bars and not cluster else []
         future = min(max([start.high - now for start in first], default=0.0) * 1.05, time_range.seconds * MAX_FUTURE)
-        return TimelineView(
-            timeline=Timeline(
+        return {
+            "timeline": Timeline(
                 time_range.start,
                 now + max(future, time_range.seconds * MIN_FUTURE) if is_current else time_range.end,
                 now,
@@ -208,11 +188,15 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
                 slot_s=sums.length,
                 with_bars=with_bars,
             ),
-            range=time_range,
-            table=table,
-            cluster=cluster,
-            idle=idle,
-            is_cut=is_cut or len(active) > MAX_BARS,
-            more=max(0, len(joined) - MAX_LANES),
-            waiting=len(starts),
-        )
+            "range": time_range,
+            # Whether the values are shown as a table in place of the picture
+            "table": table,
+            # The only cluster or site; empty for all
+            "cluster": cluster,
+            "idle": idle,
+            "is_cut": is_cut or len(active) > MAX_BARS,
+            # Number of lanes that are not shown
+            "more": max(0, len(joined) - MAX_LANES),
+            # Waiting jobs with an expected start, of the caller or visible to them
+            "waiting": len(starts),
+        }

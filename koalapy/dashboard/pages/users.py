@@ -1,6 +1,6 @@
 """The page Users: current use, limits and tokens; users see their own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated
@@ -10,17 +10,15 @@ from fastapi import Query
 from koalapy.api.access import Caller
 from koalapy.api.tokens import Id, LimitedUser, TokenView, UserName, WeightOrder, limited_user
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, SentForm, parse_body
-from koalapy.dashboard.pages.audit import Before, Changes, read_changes
+from koalapy.dashboard.dashboard import Dashboard, SentForm, View, parse_body
+from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.rendering import format_percent, identifier, render_age, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
-    TableView,
     Value,
     Words,
     iso_time,
@@ -32,7 +30,6 @@ from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_search import format_term
-from koalapy.model.limits import ShareLine
 from koalapy.system.event_loop import iterate_in_slices
 
 JOBS_PER_SLICE = 1000
@@ -83,29 +80,6 @@ class UserUse:
         else:
             self.active += 1
             self.nodes += 0 if job.tasks is not None else job.spec.request.total_size  # an array itself has no nodes
-
-
-@dataclass(frozen=True, slots=True)
-class UsersView:
-    """Current use of all visible users, with limits and tokens of one user."""
-
-    user: str
-    """The user of the displayed limits and tokens."""
-    q: str
-    users: Sequence[UserUse]
-    table: TableView
-    scopes: Sequence[ScopeInUse]
-    contact: str
-    """The contact for requests of higher limits."""
-    shares: Sequence[ShareLine]
-    """The fair shares, in the order of the users' jobs; empty without them."""
-    tokens: Sequence[TokenView]  # type: ignore[valid-type]
-    more_tokens: int
-    include_invalid: bool
-    configured_weight: float
-    """That of ``user``, which a weight that was set replaces."""
-    changes: Changes | None
-    """Recorded actions of the user; None unless an operator asks."""
 
 
 def _jobs_cell(use: UserUse, count: int, state: str) -> str:
@@ -220,7 +194,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         include_invalid: IncludeInvalid = False,
         q: Words = "",
         changes_before: Before = 0,
-    ) -> UsersView:
+    ) -> View:
         """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
         uses = [use for use in await visible_uses(caller) if matches_text(q, (use.user,))]
@@ -229,20 +203,21 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
         tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
-        return UsersView(
-            user=shown_user,
-            q=q,
-            users=shown,
-            table=view,
-            scopes=await limits.read_limits(shown_user),
-            contact=limits.limits.contact,
-            shares=limits.read_shares(caller),
-            configured_weight=limits.weights.configured_weight(shown_user),
-            tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
-            more_tokens=max(0, len(tokens) - MAX_TOKENS),
-            include_invalid=include_invalid,
-            changes=await read_changes(audit_log, caller, changes_before, actor=shown_user),
-        )
+        return {
+            "user": shown_user,
+            "q": q,
+            "users": shown,
+            "table": view,
+            "scopes": await limits.read_limits(shown_user),
+            "contact": limits.limits.contact,
+            "shares": limits.read_shares(caller),
+            "tokens": [TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
+            "more_tokens": max(0, len(tokens) - MAX_TOKENS),
+            "include_invalid": include_invalid,
+            # That of ``user``, which a weight that was set replaces
+            "configured_weight": limits.weights.configured_weight(shown_user),
+            "changes": await read_changes(audit_log, caller, changes_before, actor=shown_user),
+        }
 
     @dashboard.action("/users/{user}/weight", operation="set_weight")
     async def weigh(user: UserName, caller: Caller, form: SentForm) -> str:
