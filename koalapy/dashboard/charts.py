@@ -9,7 +9,6 @@ from typing import Literal
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.model.history import USES, UseSums
 from koalapy.model.request import ClusterName
 
@@ -72,6 +71,27 @@ def render_chart(chart: Chart) -> Markup:
     fields = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")}
     content = fields | {"at": list(chart.at), "curves": [asdict(curve) for curve in chart.curves]}
     return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """Nodes by state: those of ``NodeUse``, with the used ones as running or claimed components."""
+
+    running: int = 0
+    claimed: int = 0
+    local: int = 0
+    down: int = 0
+    idle: int = 0
+    withheld: int = 0
+    unknown: int = 0
+
+    @property
+    def ours(self) -> int:
+        return self.running + self.claimed
+
+    @property
+    def total(self) -> int:
+        return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
 
 
 def use_bar(nodes: NodeCounts) -> Markup:

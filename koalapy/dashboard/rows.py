@@ -12,7 +12,7 @@ from urllib.parse import quote
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.dashboard.pictures import NodeCounts
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.client.client import Client
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.cluster_table import CLUSTERS
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.tables import TableQuery, cut_page, matches_text
 from koalapy.model.errors import UsageError
 from tests.daemon.sites import Sites

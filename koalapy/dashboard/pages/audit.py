@@ -1,7 +1,6 @@
 """The page Audit, for administrators, and the changes of a job, cluster or user on its page, for operators."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Annotated, Literal
 
@@ -40,26 +39,21 @@ MAX_CHANGES = 20
 Before = Annotated[int, Query(alias="changes", ge=0, le=fields.MAX_ID, description="only changes before this entry")]
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Audit entries that concern a page, newest first, without role, address and authentication."""
-
-    entries: Sequence[AuditEntry]
-    older: int
-    """The value of ``changes`` in the query for older entries; 0 if there are none."""
-    is_newest: bool
-
-
 async def read_changes(
     audit_log: Audit, caller: Identity, before: int, *, target: str = "", actor: str = ""
-) -> Changes | None:
+) -> View | None:
     """Return changes of a target or by a user before an entry (0: the newest); None unless operators ask."""
     if not caller.has_role(Role.OPERATOR):
         return None
     audit_filter = AuditFilter(actor=actor, target=target, limit=MAX_CHANGES + 1, newest_first=True, before=before)
     found = await audit_log.read_entries(audit_filter)
     shown = [replace(entry, role="", address="", how="") for entry in found[:MAX_CHANGES]]
-    return Changes(shown, shown[-1].id if len(found) > MAX_CHANGES else 0, before == 0)
+    return {
+        "entries": shown,
+        # The value of ``changes`` in the query for older entries; 0 if there are none
+        "older": shown[-1].id if len(found) > MAX_CHANGES else 0,
+        "is_newest": before == 0,
+    }
 
 
 def _outcome_cell(entry: AuditEntry, now: float) -> str:
