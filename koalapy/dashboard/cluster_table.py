@@ -134,7 +134,7 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
         Column("user", "User", attrgetter("owner")),
         Column("component", "Component", attrgetter("rank"), style="number", is_optional=True),
         time_column("since", "Since", "since"),
-        Column("class", "Class", attrgetter("node_class")),
+        Column("class", "Class", attrgetter("node_class"), style="nowrap"),
         Column("cores", "Cores", style="number"),
         Column(
             "memory",

@@ -172,9 +172,8 @@ class Engine:
         self.changes = Changes()
         self.instruments = instruments or Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
-        """The stored states of unfinished jobs; the scheduler may be ahead of them."""
+        """The stored states of unfinished jobs, and how many have each; the scheduler may be ahead of them."""
         self.stored_counts = Counter(self._stored.values())
-        """The number of unfinished jobs by state, as stored."""
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
