@@ -93,6 +93,11 @@ class NodeCounts:
     def total(self) -> int:
         return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
 
+    def __str__(self) -> str:
+        """Return the states that nodes are in: ``12 running, 3 idle``."""
+        names = {"local": "of local users"}
+        return ", ".join(f"{count} {names.get(use, use)}" for use, count in asdict(self).items() if count) or "none"
+
 
 def use_bar(nodes: NodeCounts) -> Markup:
     """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from koalapy.daemon.agents.questions import NodeRow
 from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_time, state_badge
-from koalapy.dashboard.rows import ClusterRow, natural_key
+from koalapy.dashboard.rows import ClusterRow, natural_key, severity
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -31,31 +31,27 @@ def cluster_path(cluster: ClusterName) -> str:
     return f"/clusters/{quote(cluster, safe='')}"
 
 
-def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
-    """Return a number as a link to the jobs that it counts, if they have a state."""
-    text = f"{count:,}"
-    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", text) if count and state else text
+def _path(row: ClusterRow) -> str:
+    return cluster_path(row.cluster)
 
 
-def _nodes(name: str, title: str, state: str = "") -> Column[ClusterRow]:
-    """Return the column of the nodes in a state, with a link to their jobs; unknown ones hide the others."""
-    get: Callable[[ClusterRow], int] = attrgetter(f"nodes.{name}")
+def _jobs_of(state: str) -> Callable[[ClusterRow], str]:
+    return lambda row: f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}"
 
-    def html(row: ClusterRow, now: float) -> str:
-        return _jobs_cell(get(row), state, row) if bool(row.nodes.unknown) == (name == "unknown") else ""
 
-    return Column(name, title, get, html, "number")
+def _known(state: str) -> Callable[[ClusterRow], int | None]:
+    """Return the number of nodes in a state; None for a cluster of which it is unknown."""
+    return lambda row: None if row.nodes.unknown else getattr(row.nodes, state)
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
     if not row.stale:
         return '<span class="fresh">up to date</span>'
-    if row.known_at is None:
-        return '<span class="stale">stale: never reported</span>'
-    return f'<span class="stale">unknown since {render_time(row.known_at)}</span>'
+    age = "stale: never reported" if row.known_at is None else f"unknown since {render_time(row.known_at)}"
+    return f'<span class="stale">{age}</span>'
 
 
-def _resource_manager_cell(row: ClusterRow, now: float) -> str:
+def _manager_cell(row: ClusterRow, now: float) -> str:
     if row.problem:
         return '<span class="bad">starts no jobs</span>'
     if not row.connected:
@@ -63,39 +59,33 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
     if row.answers is None:
         return "not reported"
     text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
-    if not row.answers.failures:
-        return text
     failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f"{text}, {link(f'{cluster_path(row.cluster)}#calls', failures)}"
+    return f"{text}, {link(f'{_path(row)}#calls', failures)}" if row.answers.failures else text
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     "clusters",
     (
-        Column("cluster", "Cluster", html=lambda row, _: link(cluster_path(row.cluster), row.cluster), style="nowrap"),
-        Column("state", "State", html=lambda row, _: state_badge(row.state)),
+        Column("cluster", "Cluster", style="nowrap", href=_path, sort_key=lambda row: natural_key(row.cluster)),
+        Column("state", "State", format=state_badge, sort_key=severity),
         Column("kind", "Kind", is_optional=True),
-        Column("nodes", "Nodes", attrgetter("total"), style="number"),
-        _nodes("running", "Running", "running"),
-        _nodes("claimed", "Claimed", "claiming"),
-        _nodes("local", "Local users"),
-        _nodes("down", "Down"),
-        _nodes("idle", "Idle"),
-        _nodes("unknown", "Unknown"),
+        Column("nodes", "Nodes", attrgetter("total"), "number"),
+        Column("running", "Running", _known("running"), "number", href=_jobs_of("running")),
+        Column("claimed", "Claimed", _known("claimed"), "number", href=_jobs_of("claiming")),
+        Column("local", "Local users", _known("local"), "number"),
+        Column("down", "Down", _known("down"), "number"),
+        Column("idle", "Idle", _known("idle"), "number"),
         Column(
-            "waiting",
-            "Waiting jobs",
-            html=lambda row, _: _jobs_cell(row.waiting, "queued", row),
-            style="number",
-            is_optional=True,
+            "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),
-        Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
-        Column("manager", "Resource manager", attrgetter("problem"), _resource_manager_cell, is_sortable=False),
+        Column("waiting", "Waiting jobs", style="number", href=_jobs_of("queued"), is_optional=True),
+        Column("known", "Report", lambda row: iso_time(row.known_at), "nowrap", html=_age_cell),
+        Column("manager", "Resource manager", attrgetter("problem"), html=_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "state",
     ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
-    href=lambda row: cluster_path(row.cluster),
+    href=_path,
 )
 
 
@@ -116,33 +106,23 @@ def _state_key(row: NodeRow) -> Value:
     return f"{rank}{natural_key(row.name)}"
 
 
+def _format_state(state: str) -> Markup:
+    return state_badge("local users" if state == "local" else state, state)
+
+
 NODES: TableDefinition[NodeRow] = TableDefinition(
     "nodes",
     (
-        Column("node", "Node", attrgetter("name"), style="nowrap"),
-        Column(
-            "state",
-            "State",
-            html=lambda row, _: state_badge("local users" if row.state == "local" else row.state, row.state),
-        ),
-        Column(
-            "job",
-            "Job",
-            html=lambda row, _: "" if row.job is None else link(f"/jobs/{row.job}", str(row.job)),
-            style="number",
-        ),
+        Column("node", "Node", attrgetter("name"), "nowrap", sort_key=lambda row: natural_key(row.name)),
+        Column("state", "State", format=_format_state, sort_key=_state_key),
+        Column("job", "Job", style="number", format=str, href=lambda row: f"/jobs/{row.job}"),
         Column("user", "User", attrgetter("owner")),
-        Column("component", "Component", attrgetter("rank"), style="number", is_optional=True),
+        Column("component", "Component", attrgetter("rank"), "number", is_optional=True),
         time_column("since", "Since", "since"),
-        Column("class", "Class", attrgetter("node_class"), style="nowrap"),
+        Column("class", "Class", attrgetter("node_class"), "nowrap"),
         Column("cores", "Cores", style="number"),
-        Column(
-            "memory",
-            "Memory",
-            html=lambda row, _: "" if row.memory is None else format_size(row.memory),
-            style="number",
-        ),
-        Column("features", "Features", lambda row: " ".join(row.features), style="said"),
+        Column("memory", "Memory", style="number", format=format_size),
+        Column("features", "Features", lambda row: " ".join(row.features), "said"),
         Column("reason", "Resource manager says", style="said"),
     ),
     "state",
@@ -152,9 +132,7 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
 
 def show_nodes(rows: Sequence[NodeRow], query: TableQuery, path: str, q: str = "") -> tuple[list[NodeRow], TableView]:
     """Return a page of nodes, by default those that are down first."""
-    return show_rows(
-        NODES, query, path, {"q": q}, rows, {"node": lambda row: natural_key(row.name), "state": _state_key}
-    )
+    return show_rows(NODES, query, path, {"q": q}, rows)
 
 
 def render_nodes(view: TableView, rows: Sequence[NodeRow], now: float) -> Markup:

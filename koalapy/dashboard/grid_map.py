@@ -37,8 +37,6 @@ LARGEST_RADIUS, SMALLEST_RADIUS = 36.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
 JOB_COLOURS = 6
 """A job has the same one of the colours ``series-1`` to ``series-6`` in all pictures."""
-STATE_NAMES = {"local": "of local users"}
-"""The states of nodes that are not named as their counts."""
 MIN_BANDWIDTH_RATIO = 10.0
 """The scale of link widths spans at least this factor, so that similar links look similar."""
 
@@ -240,12 +238,9 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
 
 def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:
     """Return the numbers of a cluster in one line."""
-    nodes = ", ".join(
-        f"{count} {STATE_NAMES.get(kind, kind)}" for kind, count in asdict(cluster.nodes).items() if count
-    )
     stale = ", as last reported" if cluster.is_stale else ""
     shared = f"; {_count(shared_jobs, 'job')} with other clusters" if shared_jobs else ""
-    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {nodes or 'none'}{stale}{shared}"
+    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {cluster.nodes}{stale}{shared}"
 
 
 def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str) -> str:

@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
@@ -67,6 +68,8 @@ class JobRow:
     """Time of the start of a waiting job: as planned, else as forecast; None if neither is known."""
 
 
+MAX_DARK = 5
+"""Maximum number of clusters without an agent that are listed among the others."""
 MAX_REASON_LENGTH = 500
 """Maximum length of a reason in a table, in characters. The page of the job shows the whole reason."""
 
@@ -273,9 +276,12 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     return NodeCounts(running, use.used - running, use.local, use.down, use.idle, use.withheld, use.unknown)
 
 
+_counts = attrgetter(*NodeCounts.__slots__)
+
+
 def sum_counts(rows: Iterable[ClusterRow]) -> NodeCounts:
     """Return the nodes of several clusters by state."""
-    return NodeCounts(**sum((Counter(asdict(row.nodes)) for row in rows), Counter[str]()))
+    return NodeCounts(*map(sum, zip(*(_counts(row.nodes) for row in rows), strict=True)))
 
 
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:
@@ -299,6 +305,31 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,
     )
+
+
+def site_of(cluster: ClusterName) -> str:
+    """Return the name of a cluster without its number: ``delft`` for ``delft-2``."""
+    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
+
+
+def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterRow], list[Mapping[str, Any]]]:
+    """Return the clusters to list, and the others as folds, each with name, clusters and nodes; all in the same order.
+
+    Clusters without an agent are a fold without a name if they are more than ``MAX_DARK``, though not all. If more than
+    ``limit`` are left, those that need no attention are folded by site, or all if still more do.
+    """
+    listed, parts = list(rows), defaultdict[str, list[ClusterRow]](list)
+    dark = [row for row in listed if not row.connected]
+    if MAX_DARK < len(dark) < len(listed):
+        parts[""], listed = dark, [row for row in listed if row.connected]
+    if len(listed) > limit:
+        urgent = [row for row in listed if severity(row) < 2]
+        calm = [row for row in listed if severity(row) == 2] if len(urgent) <= limit else listed
+        listed = urgent if len(urgent) <= limit else []
+        sizes = Counter(site_of(row.cluster) for row in calm)
+        for row in sorted(calm, key=lambda row: site_of(row.cluster)):
+            parts[site if sizes[site := site_of(row.cluster)] > 1 else "others"].append(row)
+    return listed, [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
 
 
 @lru_cache(10_000)

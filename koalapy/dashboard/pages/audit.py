@@ -16,7 +16,6 @@ from koalapy.dashboard.tables import (
     TableDefinition,
     TableParameters,
     invalid_position,
-    link,
     make_view,
     parse_position,
     sort_of,
@@ -56,36 +55,35 @@ async def read_changes(
     }
 
 
+def _in_words(action: str) -> str:
+    return action.replace("_", " ")
+
+
 def _outcome_cell(entry: AuditEntry, now: float) -> str:
     style = {"done": "succeeded", "failed": "failed"}.get(entry.outcome, "held")
     return state_badge(entry.outcome, style) + (f" ×{entry.times:,}" if entry.times > 1 else "")
-
-
-def _actor_cell(entry: AuditEntry, now: float) -> str:
-    return link(with_query(PATH, user=entry.actor), entry.actor) if entry.actor else ""
-
-
-def _action_cell(entry: AuditEntry, now: float) -> str:
-    return link(with_query(PATH, action=entry.action), entry.action.replace("_", " "))
 
 
 AUDIT: TableDefinition[AuditEntry] = TableDefinition(
     "entries",
     (
         time_column("time", "Time", "at"),
-        Column("user", "User", attrgetter("actor"), _actor_cell, is_sortable=False),
-        Column("role", "Role", is_sortable=False),
-        Column("action", "Action", html=_action_cell, style="nowrap", is_sortable=False),
-        Column("target", "Target", style="said", is_sortable=False),
-        Column("outcome", "Outcome", html=_outcome_cell, is_sortable=False),
-        Column("detail", "Detail", style="said", is_sortable=False),
-        Column("address", "Address", is_sortable=False),
-        Column("how", "Authenticated by", is_sortable=False),
-        Column("times", "Count", style="number", is_optional=True, is_sortable=False),
+        Column("user", "User", attrgetter("actor"), href=lambda entry: with_query(PATH, user=entry.actor)),
+        Column("role", "Role"),
+        Column(
+            "action", "Action", style="nowrap", format=_in_words, href=lambda one: with_query(PATH, action=one.action)
+        ),
+        Column("target", "Target", style="said"),
+        Column("outcome", "Outcome", html=_outcome_cell),
+        Column("detail", "Detail", style="said"),
+        Column("address", "Address"),
+        Column("how", "Authenticated by"),
+        Column("times", "Count", style="number", is_optional=True),
     ),
     "-time",
     ident=lambda entry: f"entry-{entry.id}",
 )
+SORTABLE = ("time",)
 
 
 def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
@@ -101,7 +99,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         since: Since = "",
     ) -> View:
         """Return the entries that match the filters, by default newest first."""
-        sort, position = sort_of(AUDIT, table), parse_entry_position(table.after)
+        sort, position = sort_of(AUDIT, table, SORTABLE), parse_entry_position(table.after)
         is_newest_first = sort.startswith("-")
         before, after = (position, 0) if is_newest_first else (0, position)
         audit_filter = AuditFilter(
@@ -111,7 +109,9 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         shown = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
         next_after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
-        view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after)
+        view = make_view(
+            AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after, sortable=SORTABLE
+        )
         return {"entries": shown, "table": view, "spans": SPANS}
 
 

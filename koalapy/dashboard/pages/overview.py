@@ -26,6 +26,7 @@ from koalapy.dashboard.rows import (
     Survey,
     alert_row,
     cluster_row,
+    fold_clusters,
     job_row,
     natural_key,
     severity,
@@ -41,9 +42,7 @@ from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
 MAX_DETAILED = 120
-"""Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
-MAX_DARK_TILES = 5
-"""Maximum number of clusters without an agent among the others; more are listed apart."""
+"""Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
 """Number of rows of the table below the charts."""
 PATIENCE_S = 2.0
@@ -68,10 +67,7 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     if order == "name":
         return sorted(rows, key=lambda row: natural_key(row.cluster))
     by_load = sorted(rows, key=lambda row: (-load_of(row), natural_key(row.cluster)))
-    if order == "load":
-        return by_load
-    ranks = {row.cluster: rank for rank, row in enumerate(by_load)}
-    return sorted(rows, key=lambda row: (severity(row), ranks[row.cluster]))
+    return by_load if order == "load" else sorted(by_load, key=severity)
 
 
 def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: Sequence[Mark]) -> dict[str, Chart]:
@@ -154,10 +150,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         outcomes = await count_outcomes(sums, time_range.end)
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
-        tiles = sort_tiles(rows, sort)
-        dark = [row for row in tiles if not row.connected]
-        if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
-            dark = []
+        tiles, folds = fold_clusters(sort_tiles(rows, sort), MAX_DETAILED)
         marks = [
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
         ]
@@ -178,9 +171,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
             "outcomes": sum_outcomes(outcomes),
             "sort": sort,
-            "tiles": [row for row in tiles if row not in dark] if dark else tiles,
-            # Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all
-            "dark": dark,
+            "tiles": tiles,
+            "folds": folds,
             # Whether all tiles show numbers
             "detailed": len(rows) <= MAX_DETAILED,
             "start_nodes": None,
