@@ -103,9 +103,9 @@ def format_iso_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def render_iso_time(text: str | None, *, exact: bool = True) -> Markup:
+def render_iso_time(text: str | None) -> Markup:
     """Return an ISO 8601 time as a ``time`` element, ``–`` for None."""
-    return render_time(None if text is None else datetime.fromisoformat(text).timestamp(), exact=exact)
+    return render_time(None if text is None else datetime.fromisoformat(text).timestamp())
 
 
 def render_age(timestamp: float | None, now: float) -> Markup:
