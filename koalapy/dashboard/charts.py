@@ -3,7 +3,7 @@ are SVG."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -70,16 +70,17 @@ def use_chart(title: str, sums: UseSums, cluster: ClusterName = "", marks: Seque
 def render_chart(chart: Chart) -> Markup:
     """Return a chart as JSON for an attribute in single quotation marks, from which the script draws it."""
     fields = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")}
-    content = fields | {"at": list(chart.at), "curves": [asdict(curve) for curve in chart.curves]}
+    curves = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
+    content = fields | {"at": list(chart.at), "curves": curves}
     return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
 
 
 def use_bar(nodes: NodeCounts) -> Markup:
     """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""
-    parts, x = [], 0.0
-    for name, count in asdict(nodes).items():
+    parts, x, total = [], 0.0, nodes.total
+    for name, count in nodes.by_state.items():
         if count and name != "idle":
-            width = 100 * count / nodes.total
+            width = 100 * count / total
             parts.append(f'<rect class="{name}" x="{x:.1f}" width="{width:.1f}" height="8"/>')
             x += width
     head = '<svg class="use-bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

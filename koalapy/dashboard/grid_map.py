@@ -8,7 +8,7 @@ its numbers as its label.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil, cos, hypot, log, pi, sin, sqrt
 from urllib.parse import quote
 
@@ -236,7 +236,7 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
 
 def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:
     """Return the numbers of a cluster in one line."""
-    nodes = ", ".join(f"{count} {STATE_NAMES[kind]}" for kind, count in asdict(cluster.nodes).items() if count)
+    nodes = ", ".join(f"{count} {STATE_NAMES[kind]}" for kind, count in cluster.nodes.by_state.items() if count)
     stale = ", as last reported" if cluster.is_stale else ""
     shared = f"; {_count(shared_jobs, 'job')} with other clusters" if shared_jobs else ""
     return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {nodes or 'none'}{stale}{shared}"
@@ -251,7 +251,7 @@ def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str
         f'<title>{label}</title><circle class="disc" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
     ]
     total, offset, thick = cluster.nodes.total, 0.0, radius * 0.36
-    for kind, count in asdict(cluster.nodes).items():
+    for kind, count in cluster.nodes.by_state.items():
         if not count or kind == "idle":
             continue
         share = 100 * count / total

@@ -38,9 +38,11 @@ def interval(low: float, middle: float, high: float, maximum: float) -> Markup:
     return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{span}{mark}</svg>')
 
 
-STATE_NAMES = {name: name for name in ("running", "claimed", "down", "idle", "withheld", "unknown")} | {
-    "local": "of local users"
+STATE_NAMES = {
+    name: "of local users" if name == "local" else name
+    for name in ("running", "claimed", "local", "down", "idle", "withheld", "unknown")
 }
+"""The states of nodes in the order of ``NodeCounts``, as texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,14 @@ class NodeCounts:
     unknown: int = 0
 
     @property
+    def by_state(self) -> dict[str, int]:
+        """Return the number of nodes in each state."""
+        return {name: getattr(self, name) for name in STATE_NAMES}
+
+    @property
     def ours(self) -> int:
         return self.running + self.claimed
 
     @property
     def total(self) -> int:
-        return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
+        return sum(self.by_state.values())

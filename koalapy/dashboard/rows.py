@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Literal
@@ -273,7 +273,7 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
 
 def sum_counts(rows: Iterable[ClusterRow]) -> NodeCounts:
     """Return the nodes of several clusters by state."""
-    return NodeCounts(**sum((Counter(asdict(row.nodes)) for row in rows), Counter[str]()))
+    return NodeCounts(*map(sum, zip(*(row.nodes.by_state.values() for row in rows), strict=True)))
 
 
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:

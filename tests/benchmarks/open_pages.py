@@ -30,7 +30,7 @@ OPENED = (
 )  # fmt: skip
 """Pages, their number, and whether operators or users have opened them; ``OWN`` is a job of the user."""
 OPERATORS = tuple(f"operator-{number}" for number in range(10))
-BUDGETS = {"share": 0.05, "delay_s": 1.5}
+BUDGETS = {"share": 0.05, "delay_s": 2.0}
 CHANGE_INTERVAL_S = 0.25
 HELD_S = 4.0
 SETTLING_S = 10.0

@@ -197,7 +197,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
             "outcomes": sum_outcomes(outcomes),
             "sort": sort,
-            "tiles": [row for row in tiles if row not in dark] if dark else tiles,
+            "tiles": [row for row in tiles if row.connected] if dark else tiles,
             # Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all
             "dark": dark,
             # Whether all tiles show numbers
