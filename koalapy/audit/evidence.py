@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import TypeAdapter
 
-from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.audit.facts import Fact, JobRecord, MissingRow, Output, Run, RunKind, Source, Submission
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Fact)}
 _INDICES = """
@@ -50,6 +50,7 @@ class JobEvidence:
     record: JobRecord | None = None
     runs: list[Run] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    missing: list[MissingRow] = field(default_factory=list)
 
     def runs_of(self, kind: RunKind, attempt: int | None = None) -> list[Run]:
         return [run for run in self.runs if run.kind is kind and attempt in (None, run.attempt)]
@@ -62,16 +63,12 @@ class Evidence:
         self._database = sqlite3.connect("")  # a temporary file, which stays in memory while it is small
         self._database.executescript("CREATE TABLE facts (job INTEGER, kind TEXT, source INTEGER, content TEXT)")
         numbers: dict[Source, int] = {}
-        rows = (
-            (
-                fact.job,
-                type(fact).__name__,
-                numbers.setdefault(fact.source, len(numbers)),
-                _ADAPTERS[type(fact).__name__].dump_json(fact, exclude={"source"}).decode(),
-            )
-            for fact in facts
-        )
-        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)
+
+        def to_row(fact: Fact) -> tuple[int, str, int, str]:
+            kind, number = type(fact).__name__, numbers.setdefault(fact.source, len(numbers))
+            return fact.job, kind, number, _ADAPTERS[kind].dump_json(fact, exclude={"source"}).decode()
+
+        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", map(to_row, facts))
         self._database.executescript(_INDICES)
         self.sources = list(numbers)
 
@@ -89,14 +86,12 @@ class Evidence:
         rows = self._database.execute("SELECT job, kind, source, content FROM facts ORDER BY job, kind")
         for job, group in groupby(rows, key=lambda row: int(row[0])):
             evidence = JobEvidence(job)
-            for _, *row in group:
-                match self._restore(*row):
-                    case Run() as run:
-                        evidence.runs.append(run)
-                    case Output() as output:
-                        evidence.outputs.append(output)
-                    case JobRecord() as record:
-                        evidence.record = record
+            lists: dict[type, list[Any]] = {Run: evidence.runs, Output: evidence.outputs, MissingRow: evidence.missing}
+            for fact in (self._restore(*row) for _, *row in group):
+                if isinstance(fact, JobRecord):
+                    evidence.record = fact
+                elif type(fact) in lists:
+                    lists[type(fact)].append(fact)
             yield evidence
 
     @cached_property

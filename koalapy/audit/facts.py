@@ -99,13 +99,10 @@ class Run:
         verb = {RunKind.CLAIM: "claimed", RunKind.HELD: "held", RunKind.PROGRAM: "ran on"}[self.kind]
         nodes = ",".join(self.nodes) or f"{self.size or 'unknown'} nodes"
         end = format_moment(self.end) if self.has_ended else "now"
-        details = [f"exit code {self.exit_code}"] if self.exit_code is not None else []
-        details += [f"id {self.run_id}"] if self.run_id else []
+        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
         what = self.part if " " in self.part else f"component {self.part}"
-        return (
-            f"{self.source.name}: {self.job}.{self.attempt} {what} {verb} {nodes} of {self.cluster} from "
-            f"{format_moment(self.begin)} to {end}{''.join(f', {detail}' for detail in details)}"
-        )
+        text = f"{self.source.name}: {self.job}.{self.attempt} {what} {verb} {nodes} of {self.cluster} from"
+        return f"{text} {format_moment(self.begin)} to {end}{code}{f', id {self.run_id}' if self.run_id else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +184,23 @@ class Output:
     """Whether the timeline or the output itself says that some of it is missing."""
 
     def __str__(self) -> str:
-        counts = [
-            f"{n} bytes {verb}" for n, verb in ((self.written, "written"), (self.stored, "stored")) if n is not None
-        ]
-        gap = ["a gap was announced"] if self.gap_announced else []
-        return (
-            f"{self.source.name}: output of {self.job}.{self.attempt} component {self.part}: {', '.join(counts + gap)}"
-        )
+        counts = {"written": self.written, "stored": self.stored}
+        texts = [f"{count} bytes {verb}" for verb, count in counts.items() if count is not None]
+        texts += ["a gap was announced"] * self.gap_announced
+        return f"{self.source.name}: output of {self.job}.{self.attempt} component {self.part}: {', '.join(texts)}"
 
 
-Fact = Run | JobRecord | Submission | Output
+@dataclass(frozen=True, slots=True)
+class MissingRow:
+    """A row that the database lacks, though its other rows show that it was written."""
+
+    source: Source
+    job: int
+    attempt: int
+    missing: str
+
+
+Fact = Run | JobRecord | Submission | Output | MissingRow
 
 
 def format_moment(at: float | None) -> str:

@@ -14,10 +14,10 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, create_engine, make_url, text
+from sqlalchemy import Connection, RowMapping, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, MissingRow, Output, Run, RunKind, Source, Submission
 from koalapy.model.errors import UsageError
 from koalapy.model.node_requirement import expand_host_list
 
@@ -134,7 +134,9 @@ def read_database(url: str) -> Iterator[Fact]:
     """Yield what a database holds. Raise ``UsageError``."""
     with _connect(url) as connection:
         removed = next((row["last_job"] for row in _rows(connection, "SELECT last_job FROM lease")), 0)
-        skipped = tuple((row["first"], row["last"]) for row in _rows(connection, "SELECT * FROM skipped_jobs"))
+        has_skipped = inspect(connection).has_table("skipped_jobs")  # an earlier version has not
+        numbers = _rows(connection, "SELECT * FROM skipped_jobs") if has_skipped else ()
+        skipped = tuple((row["first"], row["last"]) for row in numbers)
         database = Source("database", read_at=time.time(), removed_to=removed, skipped=skipped)
         claims = replace(database, lateness_s=CLAIM_LATENESS_S)
         yield from (_job_record(row, database) for row in _rows(connection, _JOBS))
@@ -143,20 +145,56 @@ def read_database(url: str) -> Iterator[Fact]:
         for row in _rows(connection, _OUTPUT_GAPS):
             yield Output(database, row["job_id"], row["generation"], str(row["component"]), gap_announced=True)
         yield from (_claim(row, claims) for row in _rows(connection, _COMPONENTS))
+        # Sequences of PostgreSQL have gaps, and so have lines of jobs that were removed by age.
+        is_numbered = connection.dialect.name == "sqlite" and not removed
+        for row in _rows(connection, _MISSING + _MISSING_NUMBERS * is_numbered):
+            yield MissingRow(database, row["job_id"], row["attempt"], row["missing"])
 
 
-_JOBS = (
-    "SELECT id, state, generation, exit_code, reason, submitted_at, ended_at, spec, tasks, array_job, array_index"
-    " FROM jobs"
-)
-_OUTPUT_GAPS = (
-    "SELECT job_id, generation, component FROM timeline WHERE component IS NOT NULL AND event = 'output-missing'"
-)
-_COMPONENTS = (
-    'SELECT c.job_id, c.generation, c."index" AS idx, c.cluster, c.size, c.state, c.hosts, c.lrm_job, c.claimed_at,'
-    " c.ended_at, c.unknown_since, c.lost_at, c.superseded, a.nonce FROM components c"
-    " LEFT JOIN attempts a ON a.job_id = c.job_id AND a.generation = c.generation"
-)
+_JOBS = """
+SELECT id AS job, state, generation AS attempt, exit_code, reason, submitted_at, ended_at, spec, tasks,
+    array_job AS task_of, array_index AS "index" FROM jobs
+"""
+_OUTPUT_GAPS = "SELECT job_id, generation, component FROM timeline WHERE component >= 0 AND event = 'output-missing'"
+_COMPONENTS = """
+SELECT c.job_id AS job, c.generation AS attempt, c."index" AS part, c.cluster, c.claimed_at AS begin,
+    c.ended_at AS end_at, c.state, c.size, c.hosts AS nodes, c.lrm_job AS run_id, c.unknown_since, c.lost_at,
+    c.superseded, a.nonce
+FROM components c LEFT JOIN attempts a ON a.job_id = c.job_id AND a.generation = c.generation
+"""
+_MISSING = """
+SELECT job_id, 0 AS attempt, 'job' AS missing FROM (SELECT job_id FROM attempts UNION SELECT job_id FROM components
+    UNION SELECT job_id FROM timeline UNION SELECT job_id FROM submissions UNION SELECT job_id FROM history
+    UNION SELECT job_id FROM history_clusters EXCEPT SELECT id FROM jobs) x
+UNION ALL SELECT job_id, generation, 'attempt' FROM (SELECT id AS job_id, generation FROM jobs WHERE generation > 0
+    UNION SELECT job_id, generation - 1 FROM attempts WHERE generation > 1
+    EXCEPT SELECT job_id, generation FROM attempts) x
+UNION ALL SELECT job_id, generation, 'component ' || part FROM (SELECT job_id, generation, 0 AS part FROM attempts UNION
+    SELECT job_id, generation, component FROM timeline WHERE component > 0 UNION SELECT job_id, generation, "index" - 1
+    FROM components WHERE "index" > 0 EXCEPT SELECT job_id, generation, "index" FROM components) x
+UNION ALL SELECT h.job_id, generation, 'component' FROM history h JOIN jobs j ON j.id = h.job_id WHERE nodes <> (SELECT
+    coalesce(sum(size), 0) FROM components WHERE job_id = j.id AND generation = j.generation AND NOT superseded)
+UNION ALL SELECT job_id, generation, event || ' in the timeline' FROM (
+    SELECT job_id, generation, 'claimed' AS event, "index" AS part FROM components WHERE claimed_at IS NOT NULL
+    UNION SELECT job_id, generation, 'claiming', NULL FROM components WHERE submitted_at IS NOT NULL
+    UNION SELECT job_id, generation, 'placed', NULL FROM attempts UNION SELECT id, 0, 'submitted', NULL FROM jobs
+    UNION SELECT job_id, generation, 'started', NULL FROM attempts WHERE barrier_at IS NOT NULL
+    UNION SELECT job_id, generation, 'running', NULL FROM attempts WHERE launched_at IS NOT NULL
+    EXCEPT SELECT job_id, generation, event, component FROM timeline) x
+UNION ALL SELECT id, generation, state || ' in the timeline' FROM jobs j
+    WHERE state <> (SELECT state FROM timeline WHERE job_id = j.id ORDER BY id DESC LIMIT 1)
+UNION ALL SELECT id, 0, 'history' FROM (SELECT id FROM jobs WHERE NOT internal AND tasks IS NULL
+    AND state IN ('succeeded', 'failed', 'cancelled') EXCEPT SELECT job_id FROM history) x
+UNION ALL SELECT job_id, 0, 'history of ' || cluster FROM (SELECT h.job_id, cluster FROM history h JOIN jobs j
+    ON j.id = h.job_id JOIN components c ON c.job_id = j.id AND c.generation = j.generation AND NOT c.superseded
+    EXCEPT SELECT job_id, cluster FROM history_clusters) x
+"""
+"""Rows that the database lacks, though a row of the same transaction or of a later one needs each of them."""
+_MISSING_NUMBERS = """
+UNION ALL SELECT t.job_id, generation, 'line ' || x.id || ' of the timeline' FROM
+    (SELECT id - 1 AS id FROM timeline WHERE id > 1 EXCEPT SELECT id FROM timeline) x JOIN timeline t ON t.id = x.id + 1
+"""
+"""The same, if lines are numbered without gaps."""
 
 
 def _rows(connection: Connection, statement: str) -> Iterator[RowMapping]:
@@ -169,50 +207,22 @@ def _from_json(value: Any) -> Any:
 
 
 def _job_record(row: RowMapping, source: Source) -> JobRecord:
-    spec, tasks = _from_json(row["spec"]), _from_json(row["tasks"])
-    counts = None
+    values = dict(row)
+    spec, tasks = _from_json(values.pop("spec")), _from_json(values.pop("tasks"))
     if tasks is not None:
-        ranges = (spec.get("array") or {}).get("ranges", ())
-        numbers = [tasks[name] for name in ("succeeded", "failed", "cancelled")]
-        counts = ArrayCounts(tasks["size"], tuple((first, last, step) for first, last, step in ranges), *numbers)
+        ranges = tuple((first, last, step) for first, last, step in (spec.get("array") or {}).get("ranges", ()))
+        counts = {name: tasks[name] for name in ("size", "succeeded", "failed", "cancelled")}
+        values["array"] = ArrayCounts(ranges=ranges, **counts)
     after = tuple(tuple((each["job"], each["condition"]) for each in clause) for clause in spec.get("after", ()))
-    return JobRecord(
-        source,
-        row["id"],
-        row["state"],
-        row["generation"],
-        row["exit_code"],
-        row["reason"],
-        row["submitted_at"],
-        row["ended_at"],
-        bool(spec.get("share")),
-        after,
-        counts,
-        row["array_job"],
-        row["array_index"],
-    )
+    return JobRecord(source, shares=bool(spec.get("share")), after=after, **values)
 
 
 def _claim(row: RowMapping, source: Source) -> Run:
-    has_ended = row["state"] in _ENDED_CLAIMS
-    return Run(
-        source,
-        RunKind.CLAIM,
-        row["job_id"],
-        row["generation"],
-        str(row["idx"]),
-        row["cluster"],
-        row["claimed_at"],
-        row["ended_at"],
-        has_ended or row["unknown_since"] is not None,
-        tuple(_from_json(row["hosts"])),
-        row["size"],
-        nonce=row["nonce"] or "",
-        run_id=row["lrm_job"] or "",
-        superseded=bool(row["superseded"]),
-        unknown_since=row["unknown_since"],
-        lease_over_at=row["lost_at"] if has_ended else None,
-    )
+    values = dict(row) | {name: row[name] or "" for name in ("nonce", "run_id")}
+    has_ended, lost_at = values.pop("state") in _ENDED_CLAIMS, values.pop("lost_at")
+    values |= {"part": str(row["part"]), "nodes": tuple(_from_json(row["nodes"])), "end": values.pop("end_at")}
+    values |= {"superseded": bool(row["superseded"]), "lease_over_at": lost_at if has_ended else None}
+    return Run(source, RunKind.CLAIM, has_ended=has_ended or row["unknown_since"] is not None, **values)
 
 
 def read_output(folder: Path) -> Iterator[Output]:
@@ -325,17 +335,10 @@ def _apply_status(
 def _reported_program(token: str, component: _Reported, source: Source) -> Run:
     """Return the program of a component, with the time at which its end was reported."""
     status = component.status
-    return _make_run(
-        source,
-        RunKind.PROGRAM,
-        parse_token(token),
-        component.cluster,
-        component.begin,
-        end=None if component.is_cut else component.over_at,
-        nodes=tuple(status.get("hosts", ())),
-        exit_code=status.get("program_exit"),
-        run_id=status.get("lrm_job") or "",
-    )
+    end, nodes = None if component.is_cut else component.over_at, tuple(status.get("hosts", ()))
+    details = {"exit_code": status.get("program_exit"), "run_id": status.get("lrm_job") or ""}
+    cluster, begin = component.cluster, component.begin
+    return _make_run(source, RunKind.PROGRAM, parse_token(token), cluster, begin, end=end, nodes=nodes, **details)
 
 
 # Agents
@@ -401,12 +404,10 @@ def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterat
                 cluster = cluster or path.absolute().parents[1].name
                 source = Source(f"accounting of {cluster}", read_at=time.time() if _is_locked(path) else read_at)
                 runs = _read_embedded(file, cluster, source)
-            elif "|" in first and "JobName" in first:
-                source = Source(f"sacct of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
-                runs = _read_sacct(file, cluster, source)
-            elif not first.strip() or first.startswith("==="):
-                source = Source(f"qacct of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
-                runs = _read_qacct(file, cluster, source)
+            elif (is_slurm := "|" in first and "JobName" in first) or not first.strip() or first.startswith("==="):
+                name, read = ("sacct", _read_sacct) if is_slurm else ("qacct", _read_qacct)
+                source = Source(f"{name} of {cluster}", f"cluster {cluster}", resolution_s=1.0, read_at=read_at)
+                runs = read(file, cluster, source)
             else:
                 raise UsageError(
                     f"{path} is no accounting that koala knows: it begins with {first[:40]!r}",

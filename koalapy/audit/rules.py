@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.audit.evidence import Evidence, JobEvidence, NodeUse
-from koalapy.audit.facts import FAR_FUTURE, Fact, JobRecord, Output, Run, RunKind, Source, format_moment
+from koalapy.audit.facts import FAR_FUTURE, FINAL_STATES, Fact, JobRecord, Output, Run, RunKind, Source, format_moment
 
 LINGER_S = 60.0
 """Seconds in which the jobs of a resource manager are removed after a job's end, or as duplicates of a component."""
@@ -355,6 +355,13 @@ def check_recorded(job: JobEvidence, evidence: Evidence) -> Results:
             yield Finding("run-recorded", job.job, attempt, text, tuple(sorted(names)))
 
 
+@_job_rule("rows-whole")
+def check_rows(job: JobEvidence, _: Evidence) -> Results:
+    """The database lacks no row that others need."""
+    for row in job.missing:
+        yield Finding("rows-whole", job.job, row.attempt, f"the database lacks a row: {row.missing}")
+
+
 @_job_rule("array-once")
 def check_array(job: JobEvidence, evidence: Evidence) -> Results:
     """Each index of an array runs exactly once: no index is a task twice, and none is lost at the array's end."""
@@ -409,9 +416,7 @@ def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
 
 def _holds(how: str, state: str) -> bool:
     """Return whether a job that is in a state fulfils a condition."""
-    return state in {"ok": ("succeeded",), "failed": ("failed", "cancelled")}.get(
-        how, ("succeeded", "failed", "cancelled")
-    )
+    return state in {"ok": ("succeeded",), "failed": ("failed", "cancelled")}.get(how, FINAL_STATES)
 
 
 @_job_rule("lease-obeyed")

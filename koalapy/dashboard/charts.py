@@ -9,7 +9,6 @@ from typing import Literal
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.model.history import USES, UseSums
 from koalapy.model.request import ClusterName
 
@@ -73,6 +72,36 @@ def render_chart(chart: Chart) -> Markup:
     curves = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
     content = fields | {"at": list(chart.at), "curves": curves}
     return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """Nodes by state: those of ``NodeUse``, with the used ones as running or claimed components."""
+
+    running: int = 0
+    claimed: int = 0
+    local: int = 0
+    down: int = 0
+    idle: int = 0
+    withheld: int = 0
+    unknown: int = 0
+
+    @property
+    def ours(self) -> int:
+        return self.running + self.claimed
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_state.values())
+
+    @property
+    def by_state(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        """Return the states that nodes are in: ``12 running, 3 idle``."""
+        names = {"local": "of local users"}
+        return ", ".join(f"{count} {names.get(use, use)}" for use, count in self.by_state.items() if count) or "none"
 
 
 def use_bar(nodes: NodeCounts) -> Markup:

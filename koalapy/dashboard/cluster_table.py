@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from koalapy.daemon.agents.questions import NodeRow
 from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_time, state_badge
-from koalapy.dashboard.rows import ClusterRow, natural_key
+from koalapy.dashboard.rows import ClusterRow, natural_key, severity
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -35,16 +35,9 @@ def _path(row: ClusterRow) -> str:
     return cluster_path(row.cluster)
 
 
-def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
-    """Return a number as a link to the jobs that it counts; without a state a number, or nothing for 0."""
-    text = f"{count:,}" if count or state else ""
-    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", text) if count and state else text
-
-
-def _job_nodes(name: str, state: str) -> Column[ClusterRow]:
-    """Return the column of the nodes in a state, with a link to the jobs that have them."""
-    get: Callable[[ClusterRow], int] = attrgetter(f"nodes.{name}")
-    return Column(name, name.capitalize(), get, lambda row, _: _jobs_cell(get(row), state, row), "number")
+def _jobs_of(state: str) -> Callable[[ClusterRow], str]:
+    """Return the path of the jobs in a state on the cluster of a row."""
+    return lambda row: f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}"
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
@@ -55,7 +48,7 @@ def _age_cell(row: ClusterRow, now: float) -> str:
     return f'<span class="stale">unknown since {render_time(row.known_at)}</span>'
 
 
-def _resource_manager_cell(row: ClusterRow, now: float) -> str:
+def _manager_cell(row: ClusterRow, now: float) -> str:
     if row.problem:
         return '<span class="bad">starts no jobs</span>'
     if not row.connected:
@@ -72,27 +65,21 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     "clusters",
     (
-        Column("cluster", "Cluster", html=lambda row, _: link(_path(row), row.cluster), style="nowrap"),
-        Column("state", "State", html=lambda row, _: state_badge(row.state)),
+        Column("cluster", "Cluster", style="nowrap", href=_path, sort_key=lambda row: natural_key(row.cluster)),
+        Column("state", "State", format=state_badge, sort_key=severity),
         Column("kind", "Kind"),
-        Column("nodes", "Nodes", attrgetter("total"), style="number"),
-        _job_nodes("running", "running"),
-        _job_nodes("claimed", "claiming"),
-        Column("local", "Local users", attrgetter("nodes.local"), style="number"),
-        Column("down", "Down", attrgetter("nodes.down"), style="number"),
-        Column("idle", "Idle", attrgetter("nodes.idle"), style="number"),
-        _job_nodes("unknown", ""),
+        Column("nodes", "Nodes", attrgetter("total"), "number"),
+        Column("running", "Running", attrgetter("nodes.running"), "number", href=_jobs_of("running")),
+        Column("claimed", "Claimed", attrgetter("nodes.claimed"), "number", href=_jobs_of("claiming")),
+        Column("local", "Local users", attrgetter("nodes.local"), "number"),
+        Column("down", "Down", attrgetter("nodes.down"), "number"),
+        Column("idle", "Idle", attrgetter("nodes.idle"), "number"),
         Column(
-            "waiting",
-            "Waiting jobs",
-            html=lambda row, _: _jobs_cell(row.waiting, "queued", row),
-            style="number",
-            is_optional=True,
+            "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),
-        Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
-        Column(
-            "manager", "Resource manager", attrgetter("problem"), _resource_manager_cell, "nowrap", is_sortable=False
-        ),
+        Column("waiting", "Waiting jobs", style="number", href=_jobs_of("queued"), is_optional=True),
+        Column("known", "Report", lambda row: iso_time(row.known_at), "nowrap", html=_age_cell),
+        Column("manager", "Resource manager", attrgetter("problem"), "nowrap", html=_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "state",
@@ -118,33 +105,23 @@ def _state_key(row: NodeRow) -> Value:
     return f"{rank}{natural_key(row.name)}"
 
 
+def _format_state(state: str) -> Markup:
+    return state_badge("local users" if state == "local" else state, state)
+
+
 NODES: TableDefinition[NodeRow] = TableDefinition(
     "nodes",
     (
-        Column("node", "Node", attrgetter("name"), style="nowrap"),
-        Column(
-            "state",
-            "State",
-            html=lambda row, _: state_badge("local users" if row.state == "local" else row.state, row.state),
-        ),
-        Column(
-            "job",
-            "Job",
-            html=lambda row, _: "" if row.job is None else link(f"/jobs/{row.job}", str(row.job)),
-            style="number",
-        ),
+        Column("node", "Node", attrgetter("name"), "nowrap", sort_key=lambda row: natural_key(row.name)),
+        Column("state", "State", format=_format_state, sort_key=_state_key),
+        Column("job", "Job", style="number", format=str, href=lambda row: f"/jobs/{row.job}"),
         Column("user", "User", attrgetter("owner")),
-        Column("component", "Component", attrgetter("rank"), style="number", is_optional=True),
+        Column("component", "Component", attrgetter("rank"), "number", is_optional=True),
         time_column("since", "Since", "since"),
         Column("class", "Class", attrgetter("node_class")),
         Column("cores", "Cores", style="number"),
-        Column(
-            "memory",
-            "Memory",
-            html=lambda row, _: "" if row.memory is None else format_size(row.memory),
-            style="number",
-        ),
-        Column("features", "Features", lambda row: " ".join(row.features), style="said"),
+        Column("memory", "Memory", style="number", format=format_size),
+        Column("features", "Features", lambda row: " ".join(row.features), "said"),
         Column("reason", "Resource manager says", style="said"),
     ),
     "state",
@@ -154,9 +131,7 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
 
 def show_nodes(rows: Sequence[NodeRow], query: TableQuery, path: str, q: str = "") -> tuple[list[NodeRow], TableView]:
     """Return a page of nodes, by default those that are down first."""
-    return show_rows(
-        NODES, query, path, {"q": q}, rows, {"node": lambda row: natural_key(row.name), "state": _state_key}
-    )
+    return show_rows(NODES, query, path, {"q": q}, rows)
 
 
 def render_nodes(view: TableView, rows: Sequence[NodeRow], now: float) -> Markup:

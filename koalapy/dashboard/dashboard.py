@@ -52,9 +52,8 @@ Load = Callable[..., Coroutine[Any, Any, Any]]
 BoundLoad = Callable[[], Coroutine[Any, Any, Any]]
 Simulate = Callable[[Report], Awaitable[Any]]
 Prepare = Callable[..., Awaitable[Simulate]]
-Act = Callable[..., Awaitable[str]]
 FormAnswer = str | tuple[Any, int]
-Answer = Callable[..., Awaitable[FormAnswer]]
+Act = Callable[..., Awaitable[FormAnswer]]
 MAX_FIELDS = 2000
 """Maximum number of fields in a form."""
 M = TypeVar("M", bound=BaseModel)
@@ -246,45 +245,31 @@ class Dashboard:
 
     # Actions
 
-    def action(self, path: str, *, operation: str) -> Callable[[Act], Act]:
-        """Register a function as the action of a form (``POST``); it returns the path of the page to show next."""
+    def action(self, path: str, template: str = "", *, operation: str, title: str = "") -> Callable[[Act], Act]:
+        """Register a function as the action of a form (``POST``).
+
+        It returns the path of the page to show next, or a view of the template and the status with which to show it.
+        """
 
         def register(act: Act) -> Act:
             bound = Depends(_bound(act))
 
             @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])
-            async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
-                """Run the action, and send the browser to the next page."""
-                return _redirect(request, await act())
-
-            return act
-
-        return register
-
-    def form(self, path: str, template: str, *, operation: str, title: str) -> Callable[[Answer], Answer]:
-        """Register a function as the receiver of a form, which it may show again.
-
-        The function returns the path of the page to show next, or a view and the status with which it is rendered.
-        """
-
-        def register(answer: Answer) -> Answer:
-            bound = Depends(_bound(answer))
-
-            @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])
             async def post(
-                request: Request, caller: Caller, answer: Callable[[], Awaitable[FormAnswer]] = bound
+                request: Request, caller: Caller, act: Callable[[], Awaitable[FormAnswer]] = bound
             ) -> Response:
-                result = await answer()
+                """Run the action, and send the browser to the next page or show the view."""
+                result = await act()
                 if isinstance(result, str):
                     return _redirect(request, result)
                 view, status = result
                 layout = "part.html" if "hx-request" in request.headers else "base.html"
                 context = self.make_context(request.url.path, request.url.query, caller)
                 context |= {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
-                context |= {"definition": None, "csrf": csrf_token(request)}
+                context |= {"definition": None, "csrf": csrf_token(request), "json_path": ""}
                 return HTMLResponse(await to_thread(render, template, context), status, HEADERS)
 
-            return answer
+            return act
 
         return register
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from koalapy.dashboard.pictures import STATE_NAMES, NodeCounts, job_series
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.model.cluster import ClusterPair, pair_of
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
@@ -35,6 +35,8 @@ FLAT_RING = 4
 MIN_COLUMNS = 6
 LARGEST_RADIUS, SMALLEST_RADIUS = 36.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
+JOB_COLOURS = 6
+"""A job has the same one of the colours ``series-1`` to ``series-6`` in all pictures."""
 MIN_BANDWIDTH_RATIO = 10.0
 """The scale of link widths spans at least this factor, so that similar links look similar."""
 
@@ -230,16 +232,15 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
             curves.append(f"M{x1:.1f} {y1:.1f}Q{x:.1f} {y:.1f} {x2:.1f} {y2:.1f}")
         yield (
             f'<a href="/jobs/{job.id}" aria-label="{label}"><title>{label}</title>'
-            f'<path class="job {job_series(job.id)}" d="{" ".join(curves)}"/></a>'
+            f'<path class="job series-{job.id % JOB_COLOURS + 1}" d="{" ".join(curves)}"/></a>'
         )
 
 
 def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:
     """Return the numbers of a cluster in one line."""
-    nodes = ", ".join(f"{count} {STATE_NAMES[kind]}" for kind, count in cluster.nodes.by_state.items() if count)
     stale = ", as last reported" if cluster.is_stale else ""
     shared = f"; {_count(shared_jobs, 'job')} with other clusters" if shared_jobs else ""
-    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {nodes or 'none'}{stale}{shared}"
+    return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {cluster.nodes}{stale}{shared}"
 
 
 def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str) -> str:

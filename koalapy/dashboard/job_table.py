@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from urllib.parse import quote
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from koalapy.dashboard.rendering import render_age, render_time, state_badge
+from koalapy.dashboard.rendering import render_age, render_iso_time, state_badge
 from koalapy.dashboard.rows import JobRow
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableQuery,
     Value,
-    iso_time,
     link,
     make_view,
     render_table,
@@ -47,10 +46,17 @@ def _ran_cell(row: JobRow, now: float) -> str:
     return render_age(row.started_at, now) if row.started_at else ""
 
 
-def _reason_cell(row: JobRow, now: float) -> str:
+def _format_expected(start: str) -> Markup:
+    return Markup("≈ ") + render_iso_time(start, exact=False)
+
+
+def _format_clusters(where: str) -> str:
+    return where.replace(",", ", ")
+
+
+def _shorten_reason(reason: str) -> str:
     """Return the reason without a long list of clusters in parentheses, which the page of the job has."""
-    is_long = len(row.reason) > MAX_REASON_WIDTH
-    return escape(shorten(row.reason.partition(" (")[0], MAX_REASON_WIDTH) if is_long else row.reason)
+    return shorten(reason.partition(" (")[0], MAX_REASON_WIDTH) if len(reason) > MAX_REASON_WIDTH else reason
 
 
 MAX_REASON_WIDTH = 100
@@ -58,8 +64,8 @@ MAX_REASON_WIDTH = 100
 JOBS: TableDefinition[JobRow] = TableDefinition(
     "jobs",
     (
-        Column("id", "ID", attrgetter("label"), lambda job, _: link(f"/jobs/{job.id}", job.label), "number"),
-        Column("state", "State", html=lambda job, _: state_badge(job.state), is_sortable=False),
+        Column("id", "ID", attrgetter("label"), "number", href=lambda job: f"/jobs/{job.id}"),
+        Column("state", "State", format=state_badge, is_sortable=False),
         Column("user", "User", html=_user_cell),
         Column("name", "Name", style="name"),
         Column("application", "Program", is_optional=True),
@@ -68,27 +74,14 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("nodes", "Nodes", style="number"),
         Column("position", "Position", style="number"),
         time_column("submitted", "Submitted", "submitted_at", is_optional=True),
-        Column(
-            "expected",
-            "Expected start",
-            lambda job: iso_time(job.expected),
-            lambda job, _: "" if job.expected is None else f"≈ {render_time(job.expected, exact=False)}",
-            "nowrap",
-            is_sortable=False,
-        ),
-        Column("waited", "Waited", html=_waited_cell, style="number"),
+        time_column("expected", "Expected start", "expected", _format_expected, is_sortable=False),
+        Column("waited", "Waited", style="number", html=_waited_cell),
         time_column("started", "Started", "started_at", is_optional=True),
-        Column("ran", "Ran", html=_ran_cell, style="number"),
+        Column("ran", "Ran", style="number", html=_ran_cell),
         Column("restarts", "Restarts", style="number", is_optional=True),
         Column("home", "Home site", attrgetter("home_site"), is_optional=True),
-        Column(
-            "clusters",
-            "Clusters",
-            attrgetter("where"),
-            lambda job, _: escape(job.where.replace(",", ", ")),
-            is_sortable=False,
-        ),
-        Column("reason", "Reason", html=_reason_cell, style="why", is_sortable=False),
+        Column("clusters", "Clusters", attrgetter("where"), format=_format_clusters, is_sortable=False),
+        Column("reason", "Reason", style="why", format=_shorten_reason, is_sortable=False),
     ),
     "position",
     ident=lambda job: f"job-{job.id}",

@@ -20,7 +20,6 @@ from markupsafe import Markup, escape
 from koalapy import __version__
 from koalapy.dashboard.charts import render_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import bar, interval
 from koalapy.dashboard.time_range import RANGES
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
@@ -85,7 +84,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, grid_map, interval, draw_timeline, use_bar)
+PICTURES = (grid_map, draw_timeline, use_bar)
 """Functions that templates call by their names."""
 
 
@@ -108,9 +107,9 @@ def _utc_text(iso_time: str) -> str:
     return iso_time.replace("T", " ").rstrip("Z")
 
 
-def render_iso_time(text: str | None) -> Markup:
-    """Return an ISO 8601 time of the REST API as a ``time`` element, ``–`` for None."""
-    return render_time(None if text is None else datetime.fromisoformat(text).timestamp())
+def render_iso_time(text: str | None, *, exact: bool = True) -> Markup:
+    """Return an ISO 8601 time as a ``time`` element, ``–`` for None."""
+    return render_time(None if text is None else datetime.fromisoformat(text).timestamp(), exact=exact)
 
 
 def render_age(timestamp: float | None, now: float) -> Markup:

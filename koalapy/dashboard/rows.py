@@ -2,17 +2,17 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.dashboard.pictures import NodeCounts
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of
@@ -66,6 +66,8 @@ class JobRow:
     """Time of the start of a waiting job: as planned, else as forecast; None if neither is known."""
 
 
+MAX_DARK = 5
+"""Maximum number of clusters without an agent that are listed among the others."""
 MAX_REASON_LENGTH = 500
 """Maximum length of a reason in a table, in characters. The page of the job shows the whole reason."""
 
@@ -297,6 +299,31 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,
     )
+
+
+def site_of(cluster: ClusterName) -> str:
+    """Return the name of a cluster without its number: ``delft`` for ``delft-2``."""
+    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
+
+
+def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterRow], list[Mapping[str, Any]]]:
+    """Return the clusters to list, and the others as folds, each with name, clusters and nodes; all in the same order.
+
+    Clusters without an agent are a fold without a name if they are more than ``MAX_DARK``, though not all. If more than
+    ``limit`` are left, those that need no attention are folded by site, or all if still more do.
+    """
+    listed, parts = list(rows), defaultdict[str, list[ClusterRow]](list)
+    dark = [row for row in listed if not row.connected]
+    if MAX_DARK < len(dark) < len(listed):
+        parts[""], listed = dark, [row for row in listed if row.connected]
+    if len(listed) > limit:
+        urgent = [row for row in listed if severity(row) < 2]
+        calm = [row for row in listed if severity(row) == 2] if len(urgent) <= limit else listed
+        listed = urgent if len(urgent) <= limit else []
+        sizes = Counter(site_of(row.cluster) for row in calm)
+        for row in sorted(calm, key=lambda row: site_of(row.cluster)):
+            parts[site if sizes[site := site_of(row.cluster)] > 1 else "others"].append(row)
+    return listed, [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
 
 
 @lru_cache(10_000)

@@ -17,7 +17,14 @@ from markupsafe import Markup, escape
 
 from koalapy.api import fields
 from koalapy.dashboard.charts import Chart, Unit
-from koalapy.dashboard.rendering import format_iso_time, format_percent, format_seconds, render_time, with_query
+from koalapy.dashboard.rendering import (
+    format_iso_time,
+    format_percent,
+    format_seconds,
+    render_iso_time,
+    render_time,
+    with_query,
+)
 from koalapy.model.errors import UsageError
 from koalapy.model.history import DAY
 from koalapy.model.wording import escape_formula, suggest_names
@@ -27,7 +34,7 @@ Value = str | float | tuple[float, ...] | None
 """A value to sort by. None is last in either direction."""
 Ident = str | int
 
-DEFAULT_ROWS = 100
+DEFAULT_ROWS = 50
 MAX_ROWS = 200
 """Maximum number of rows that a browser updates without a noticeable delay."""
 MAX_CSV_ROWS = 1000
@@ -42,14 +49,20 @@ class Column(Generic[R]):
     name: str
     title: str
     value: Callable[[R], object] | None = None
-    """Return the value for CSV, and for the page unless there is ``html``; by default the attribute of the name."""
-    html: Callable[[R, float], str] | None = None
-    """Return the cell's content as HTML, given the row and the time. It must escape all texts."""
+    """Return the value, for pages and CSV; by default the attribute of the name."""
     style: str = ""
     """Classes of the cell: ``number``, ``said`` (a text of any length), ``nowrap``."""
+    format: Callable[[Any], str] | None = None
+    """Return a value as text or HTML; by default, numbers have thousands separators. Cells of None are empty."""
+    href: Callable[[R], str] | None = None
+    """Return the path to which the value links, unless that is 0."""
+    html: Callable[[R, float], str] | None = None
+    """Return the cell as HTML in place of the value, given the row and the time. It must escape all texts."""
     is_optional: bool = False
     """Whether only users who have chosen the column see it."""
     is_sortable: bool = True
+    sort_key: Callable[[R], Value] | None = None
+    """Return the value to sort by, if it is not that for CSV."""
     is_in_csv: bool = True
 
     @property
@@ -57,14 +70,12 @@ class Column(Generic[R]):
         return attrgetter(self.name) if self.value is None else self.value
 
 
-def time_column(name: str, title: str, attribute: str, **options: Any) -> Column[Any]:
+def time_column(
+    name: str, title: str, attribute: str, to_html: Callable[[str], str] = render_iso_time, **options: Any
+) -> Column[Any]:
     """Return a column with the time in an attribute of the rows, in seconds since the epoch or None."""
     get: Callable[[Any], float | None] = attrgetter(attribute)
-
-    def html(row: Any, now: float) -> str:
-        return "" if (at := get(row)) is None else render_time(at)
-
-    return Column(name, title, lambda row: iso_time(get(row)), html, "nowrap", **options)
+    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", to_html, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,20 +241,12 @@ def cut_page(keyed: Sequence[tuple[Value, Ident, R]], query: TableQuery, sort: s
 
 
 def show_rows(
-    definition: TableDefinition[R],
-    query: TableQuery,
-    path: str,
-    page_filter: Mapping[str, str],
-    rows: Sequence[R],
-    keys: Mapping[str, Callable[[R], Value]] | None = None,
+    definition: TableDefinition[R], query: TableQuery, path: str, page_filter: Mapping[str, str], rows: Sequence[R]
 ) -> tuple[list[R], TableView]:
-    """Return a page of rows that are all in memory, and its description.
-
-    ``keys``: sort keys of columns with other values than those to sort by. Texts are sorted in any case.
-    """
+    """Return a page of rows that are all in memory, and its description. Texts are sorted in any case."""
     sort = sort_of(definition, query)
-    name = sort.removeprefix("-")
-    key = (keys or {}).get(name) or definition.by_name[name].getter
+    column = definition.by_name[sort.removeprefix("-")]
+    key = column.sort_key or column.getter
     keyed = [(_sort_value(key(row)), definition.ident(row), row) for row in rows]
     page, after = cut_page(keyed, query, sort)
     return page, make_view(definition, query, path, page_filter, shown=len(page), total=len(rows), next_after=after)
@@ -373,8 +376,16 @@ def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str
     """Return the contents of a column's cells as HTML."""
     if (html := column.html) is not None:
         return [html(row, now) for row in rows]
-    contents = map(column.getter, rows)
-    return ["" if c is None else f"{c:,}" if isinstance(c, int) else str(escape(c)) for c in contents]
+    values, show = [column.getter(row) for row in rows], column.format or _format_value
+    texts = ["" if value is None else str(escape(show(value))) for value in values]
+    if (href := column.href) is None:
+        return texts
+    cells = zip(rows, values, texts, strict=True)
+    return [link(href(row), Markup(text)) if value else text for row, value, text in cells]
+
+
+def _format_value(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _heading(column: Column[Any], view: TableView) -> str:

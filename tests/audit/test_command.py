@@ -11,13 +11,20 @@ from koalapy.cli.daemon.audit import audit_grid
 from koalapy.client.errors import Exit
 from koalapy.daemon.backup import make_backup, restore_backup
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobState
+from koalapy.model.job import JobState, TimelineEntry
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
-from koalapy.store.opening import open_stores
+from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch
 from tests.audit.test_readers import NAME, SACCT
 from tests.store.jobs import make_job
+
+
+def write_cancelled(stores: Stores, job: int) -> None:
+    """Store a job that was cancelled at once."""
+    ended = make_job(job, JobState.CANCELLED, ended_at=9.0)
+    entry = TimelineEntry(job, 9.0, "submitted", JobState.CANCELLED, "", 0, None, None, "")
+    stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs={job: ended}, timeline=[entry]))
 
 
 @pytest.fixture
@@ -26,8 +33,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     stores = open_stores(f"sqlite:///{folder}/koala.db", OutputStore(folder / "output", 1000))
-    job = make_job(8, JobState.CANCELLED, ended_at=9.0)
-    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={8: job}))
+    write_cancelled(stores, 8)
     stores.jobs.release_lease()
     stores.jobs.close()
     return folder
@@ -76,7 +82,7 @@ def test_audit_after_restored_backup_finds_job_that_it_lacks(
 ) -> None:
     make_backup(tmp_path / "backup", data, None, files_only=False)
     stores = open_stores(f"sqlite:///{data}/koala.db", OutputStore(data / "output", 1000))
-    stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs={9: make_job(9, JobState.CANCELLED, ended_at=9.0)}))
+    write_cancelled(stores, 9)
     stores.jobs.release_lease()
     stores.jobs.close()
     restore_backup(tmp_path / "backup", data, None, replace=True)
@@ -94,9 +100,8 @@ def test_audit_tells_jobs_that_a_restored_backup_lacks_from_later_ones_that_were
         with closing(JobNumbers(data / NUMBERS_FILE, [data / "output"])) as numbers:
             stores = open_stores(url, output, job_numbers=numbers)
             job = number or stores.saved.next_job
-            ended = make_job(job, JobState.CANCELLED, ended_at=9.0)
             numbers.give(job)
-            stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs={job: ended}))
+            write_cancelled(stores, job)
             if number is None:
                 stores.history.remove([job])
             stores.jobs.release_lease()

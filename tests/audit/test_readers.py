@@ -14,7 +14,7 @@ import pytest
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.lrm.local.jobs import LocalJob, LocalNode
 from koalapy.agent.lrm.local.locald import Accounting
-from koalapy.audit.facts import Fact, JobRecord, Output, Run, RunKind, Submission
+from koalapy.audit.facts import Fact, JobRecord, MissingRow, Output, Run, RunKind, Submission
 from koalapy.audit.readers import (
     GridFiles,
     parse_token,
@@ -32,6 +32,7 @@ from koalapy.model.array import IndexRange, TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ArrayTasks, ComponentState, JobState, TimelineEntry
+from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import OutputStore
 from koalapy.store.records import Batch, OutputPiece, Submitted
@@ -39,6 +40,7 @@ from tests.audit.history import DATABASE
 from tests.needs import find_postgresql
 from tests.store.jobs import make_job, make_running_job
 from tests.store.postgresql import Server
+from tests.store.test_migrations import fill_database
 
 TOKEN = "7.2.1.5eed"
 NAME = f"koala-3e322907-{TOKEN}"
@@ -141,6 +143,12 @@ def test_read_database_with_array_and_dependency_yields_both(stores: Stores, tmp
     assert record.after == (((3, "any"), (4, "ok")),)
 
 
+@pytest.mark.parametrize("revision", ["0001_schema", "0008_planned_drains"])
+def test_read_database_of_earlier_version_yields_its_jobs(revision: str, tmp_path: Path) -> None:
+    fill_database(make_engine(f"sqlite:///{tmp_path}/koala.db"), revision)
+    assert len(facts_of(tmp_path, JobRecord)) == 14
+
+
 @pytest.mark.processes
 @pytest.mark.skipif(find_postgresql() is None, reason="PostgreSQL is not installed")
 def test_read_database_of_postgresql_yields_the_same_facts(stores: Stores, tmp_path: Path) -> None:
@@ -153,9 +161,13 @@ def test_read_database_of_postgresql_yields_the_same_facts(stores: Stores, tmp_p
             entry = TimelineEntry(7, 50.0, "output-missing", JobState.RUNNING, "its lease is over", 1, 0, "north", "")
             write(each, jobs={7: make_running_job(7)}, timeline=[entry], submitted=[Submitted("key", 7, "digest")])
         copy.jobs.close()
-        facts = [replace(fact, source=DATABASE) for fact in read_database(url)]
-        assert len(facts) == 6
-        assert facts == [replace(fact, source=DATABASE) for fact in read_database(f"sqlite:///{tmp_path}/koala.db")]
+        facts = {replace(fact, source=DATABASE) for fact in read_database(url)}
+        assert len(facts) == 12
+        assert facts == {replace(fact, source=DATABASE) for fact in read_database(f"sqlite:///{tmp_path}/koala.db")}
+        lines = {fact.missing for fact in facts if isinstance(fact, MissingRow)}
+        assert lines == {
+            f"{event} in the timeline" for event in ("submitted", "placed", "claiming", "claimed", "started", "running")
+        }
         assert len(read_instance(url)) == 8
     finally:
         server.remove()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, Output, Run, RunKind, Source, Submission
+from koalapy.audit.facts import ArrayCounts, Fact, JobRecord, MissingRow, Output, Run, RunKind, Source, Submission
 from koalapy.audit.rules import GRID_RULES, JOB_RULES, audit_facts, find_violations
 from tests.audit.history import DATABASE, History
 
@@ -193,6 +193,14 @@ def command_before_commit(facts: list[Fact], random: Random) -> bool:
 def start_of_another_nonce(facts: list[Fact], random: Random) -> bool:
     for run in choose(random, find_runs(facts, RunKind.HELD)):
         return change(facts, run, nonce="0ther")
+    return False
+
+
+@fault("rows-whole")
+def row_deleted(facts: list[Fact], random: Random) -> bool:
+    for record in choose(random, find_records(facts, "succeeded")):
+        facts.append(MissingRow(DATABASE, record.job, record.attempt, "attempt"))
+        return True
     return False
 
 

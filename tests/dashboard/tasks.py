@@ -62,7 +62,7 @@ def cancel_jobs_of_user(watch: Stopwatch) -> None:
     watch.click("button", "Cancel…", "#jobs")
     watch.fill("main form", reason="too many at once")
     watch.click("button", "Cancel", "main form")
-    watch.page.wait_for_url("**/queue/done/*")
+    watch.page.wait_for_url("**/queue/cancel")
 
 
 def drain_tomorrow(watch: Stopwatch) -> None:

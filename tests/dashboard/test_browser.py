@@ -44,7 +44,7 @@ FIT_PHONE = """() => {
   const problems = [];
   const root = document.documentElement, excess = root.scrollWidth - root.clientWidth;
   if (excess > 0) problems.push(`${excess} px too wide`);
-  if (root.scrollHeight > 16 * innerHeight) problems.push(`${root.scrollHeight} px long`);
+  if (root.scrollHeight > 7 * innerHeight) problems.push(`${root.scrollHeight} px long`);
   for (const node of shown) {
     const box = node.getBoundingClientRect();
     if (node.matches(".wide:not(:has(.heat)), pre, figure, section") && node.scrollWidth > node.clientWidth + 1)

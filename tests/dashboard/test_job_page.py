@@ -19,9 +19,9 @@ def test_find_lines_ignores_case_and_numbers_lines() -> None:
 def test_component_output_with_search_shows_last_matches() -> None:
     data = b"\n".join(b"step %d" % n for n in range(2 * MAX_MATCHES))
     output = _component_output(OutputTail(0, "north", data, 0), "STEP")
-    assert (output.matches, output.text.count("\n") + 1) == (2 * MAX_MATCHES, MAX_MATCHES)
-    assert output.text.endswith(f"step {2 * MAX_MATCHES - 1}")
-    assert _component_output(OutputTail(0, "north", data, 0), "none").matches == 0
+    assert (output["matches"], output["text"].count("\n") + 1) == (2 * MAX_MATCHES, MAX_MATCHES)
+    assert output["text"].endswith(f"step {2 * MAX_MATCHES - 1}")
+    assert _component_output(OutputTail(0, "north", data, 0), "none")["matches"] == 0
 
 
 def test_files_of_job_lists_inputs_bundle_and_results() -> None:
@@ -34,7 +34,7 @@ def test_files_of_job_lists_inputs_bundle_and_results() -> None:
         collect=("*.csv",),
     )
     files = files_of(Job(1, spec, 0.0))
-    assert [(file.kind, file.name, file.size, file.where) for file in files] == [
+    assert files == [
         ("input", "sky/map", 7, "north"),
         ("result of a job", "out.csv", None, "job 3"),
         ("uploaded bundle", "ab", 9, "daemon"),

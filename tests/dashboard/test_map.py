@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs, grid_map
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.timeline import (
     ExpectedStart,
     Phase,

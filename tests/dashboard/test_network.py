@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from koalapy.dashboard.pages.network import STEPS, choose_shade, coallocated_jobs, map_link
-from koalapy.dashboard.pictures import BAR_WIDTH, bar
 from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.model.cluster import Link
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
@@ -64,10 +63,6 @@ def test_choose_shade_of_extreme_bandwidths_is_valid(low: float) -> None:
     shades = {choose_shade(bandwidth, low, 1e308) for bandwidth in (low, 1e308)}
     assert shades <= set(range(1, STEPS + 1))
     assert choose_shade(5e-324, 5e-324, 5e-324) == STEPS
-
-
-def test_bar_without_maximum_is_empty() -> None:
-    assert (bar(5, 0).count("<rect"), f'width="{BAR_WIDTH}.0"' in bar(9, 3)) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from sqlalchemy import func, select
 
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
-from koalapy.dashboard.charts import render_chart, use_chart
+from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
-from koalapy.dashboard.rows import job_row
+from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
 from koalapy.dashboard.time_range import parse_range
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.cluster import Drain
@@ -116,8 +116,8 @@ def test_start_of_a_job_by_size_is_estimated_once_and_not_with_each_change(scene
 def test_tiles_without_dark_ones_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
     def names(order: str) -> list[str]:
         view = scene.http.get(f"/now.json?sort={order}").json()
-        assert not any(tile["connected"] for tile in view["dark"])
-        assert len(view["dark"]) == 6
+        (dark,) = view["folds"]
+        assert (dark["name"], [tile["connected"] for tile in dark["clusters"]]) == ("", [False] * 6)
         return [tile["cluster"] for tile in view["tiles"]]
 
     states = {cluster["name"]: cluster["state"] for cluster in scene.http.get("/api/v1/clusters").json()["clusters"]}
@@ -126,6 +126,41 @@ def test_tiles_without_dark_ones_are_sorted_by_problem_load_or_name(scene: Serve
     assert names("name") == sorted(names("name"))
     assert sorted(names("load")) == names("name")
     assert scene.http.get("/now.json?sort=colour").status_code == 422
+
+
+def test_clusters_beyond_limit_are_folded_by_site_unless_they_need_attention() -> None:
+    def fold(limit: int, *names: str, away: int = 0) -> tuple[list[str], dict[str, int]]:
+        rows = [make_row(name, is_connected=number >= away) for number, name in enumerate(names)]
+        listed, folds = fold_clusters(rows, limit)
+        assert all(fold["nodes"].idle == 4 * len(fold["clusters"]) for fold in folds)
+        return [row.cluster for row in listed], {fold["name"]: len(fold["clusters"]) for fold in folds}
+
+    names = [f"{site}-{number}" for site in ("leiden", "delft") for number in range(6)]
+    assert fold(12, *names) == (names, {})
+    assert fold(11, *names, "hague", away=1) == (names[:1], {"delft": 6, "leiden": 5, "others": 1})
+    assert fold(6, *names, away=6) == (names[6:], {"": 6})
+    assert fold(5, *names, away=6) == ([], {"": 6, "delft": 6})
+    assert fold(4, *names, away=5) == ([], {"delft": 6, "leiden": 6}), "too many need attention"
+    assert fold(12, *names, away=12) == (names, {}), "all are away"
+
+
+def make_row(name: str, is_connected: bool) -> ClusterRow:
+    state = "usable" if is_connected else "unreachable"
+    counts = NodeCounts(idle=4)
+    contact = (None, False, is_connected, None, "", "")
+    return ClusterRow(name, "slurm", state, "", counts, 4, *contact, None, 0, False, False)
+
+
+def test_table_and_csv_have_folded_clusters(scene: ServedDaemon) -> None:
+    def names(path: str) -> set[str]:
+        return {row["cluster"] for row in scene.http.get(f"/clusters.json{path}").json()["clusters"]}
+
+    page = scene.http.get("/clusters").text
+    every = names("?sort=cluster")
+    assert (len(every), len(names(""))) == (10, 4)
+    assert all(f'href="/clusters/{name}"' in page for name in every)
+    assert "/clusters?sort=cluster" in page
+    assert len(scene.http.get("/clusters.csv").text.splitlines()) == 11
 
 
 def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: ServedDaemon) -> None:

@@ -49,15 +49,12 @@ def test_timings_limit_recent_entries_but_count_all() -> None:
 
 
 def test_parameters_show_each_rule_and_its_default() -> None:
-    parameters = {parameter.name: parameter for parameter in parameters_of(Rules(claim_grace=7.5, plan_after=None))}
+    parameters = {parameter["name"]: parameter for parameter in parameters_of(Rules(claim_grace=7.5, plan_after=None))}
     assert parameters.keys() == Rules.__dataclass_fields__.keys()
-    assert {name for name, parameter in parameters.items() if parameter.is_set} == {"claim_grace", "plan_after"}
-    assert (parameters["claim_grace"].value, parameters["plan_after"].value, parameters["plan_after"].default) == (
-        "7.5",
-        "none",
-        "3,600",
-    )
-    assert parameters["max_placement_tries"].value == "none"
+    assert {name for name, parameter in parameters.items() if parameter["is_set"]} == {"claim_grace", "plan_after"}
+    assert parameters["claim_grace"]["value"] == "7.5"
+    assert (parameters["plan_after"]["value"], parameters["plan_after"]["default"]) == ("none", "3,600")
+    assert parameters["max_placement_tries"]["value"] == "none"
 
 
 # In a browser

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from koalapy.dashboard.pictures import JOB_COLOURS
+from koalapy.dashboard.grid_map import JOB_COLOURS
 from koalapy.dashboard.rendering import load_page_files
 
 Rgb = tuple[float, float, float]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.client.client import Client
+from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.cluster_table import CLUSTERS
-from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.tables import TableQuery, cut_page, matches_text
 from koalapy.model.errors import UsageError
 from tests.daemon.sites import Sites
@@ -144,7 +144,7 @@ def test_columns_and_order_are_in_all_links_and_in_csv(olga: Person) -> None:
 def test_no_unknown_nodes_are_0_in_csv_and_empty_on_the_page() -> None:
     column: Any = CLUSTERS.by_name["unknown"]
     row = SimpleNamespace(nodes=NodeCounts(idle=4))
-    assert (column.getter(row), column.html(row, 0.0)) == (0, "")
+    assert (column.getter(row), column.format(column.getter(row))) == (0, "")
 
 
 def test_nodes_of_cluster_are_escaped_sorted_filtered_and_paged(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from koalapy.dashboard.pages.forecast import lines_of, result_of
-from koalapy.dashboard.pictures import BAR_WIDTH, interval
+from koalapy.dashboard.rendering import render
 from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
 from tests.daemon_in_process import ServedDaemon
@@ -40,17 +40,20 @@ def test_lines_of_answer_are_waiting_jobs_by_start() -> None:
     current = make_forecast((1, running, None), (2, queued, 50.0), (3, queued, None), (4, queued, 10.0))
     answer = Answer(current, make_forecast((1, running, None), (2, queued, None), (4, queued, 90.0)))
     lines = lines_of(answer)
-    assert [line.job for line in lines] == [4, 2, 3]
-    assert [line.is_changed_too for line in lines] == [True, True, False]
+    assert [line["job"] for line in lines] == [4, 2, 3]
+    assert [line["is_changed_too"] for line in lines] == [True, True, False]
     assert [(name, never) for name, _, never in result_of(answer)["outcomes"]] == [("current", 1), ("changed", 1)]
     assert [name for name, _, _ in result_of(Answer(current, None))["outcomes"]] == ["current"]
 
 
-@pytest.mark.parametrize(("bounds", "maximum"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])
-def test_interval_picture_stays_within_frame(bounds: tuple[float, float, float], maximum: float) -> None:
-    picture = interval(*bounds, maximum)
-    for x_start, width in re.findall(r' x="([^"]+)" [^>]*?width="([^"]+)"', picture):
-        assert 0 <= float(x_start) <= float(x_start) + float(width) <= BAR_WIDTH
+@pytest.mark.parametrize("starts", [(0.0,), (0.0, 1e-9), (1.0, 1e9), (50.0, 70.0)])
+def test_interval_pictures_stay_within_frame(starts: tuple[float, ...]) -> None:
+    forecast = make_forecast(*((number, JobState.QUEUED, start) for number, start in enumerate(starts, 1)))
+    page = render("what_if_result.html", {"result": result_of(Answer(forecast, None))})
+    bars = re.findall(r'<rect class="(?:span|filled)" x="([^"]+)%" (?:y="2" )?width="([^"]+?)(%?)"', page)
+    assert len(bars) == 2 * len(starts)
+    for x_start, width, percent in bars:
+        assert 0 <= float(x_start) <= float(x_start) + float(width) * (1 if percent else 100 / 160) <= 100
 
 
 def test_what_if_page_simulates_changes(visit: Visit, grid: EmbeddedGrid) -> None:

@@ -1,7 +1,6 @@
 """The page Audit, for administrators, and the changes of a job, cluster or user on its page, for operators."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ from koalapy.dashboard.tables import (
     TableDefinition,
     TableParameters,
     invalid_position,
-    link,
     make_view,
     parse_position,
     sort_of,
@@ -40,26 +38,25 @@ MAX_CHANGES = 20
 Before = Annotated[int, Query(alias="changes", ge=0, le=fields.MAX_ID, description="only changes before this entry")]
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Audit entries that concern a page, newest first, without role, address and authentication."""
-
-    entries: Sequence[AuditEntry]
-    older: int
-    """The value of ``changes`` in the query for older entries; 0 if there are none."""
-    is_newest: bool
-
-
 async def read_changes(
     audit_log: Audit, caller: Identity, before: int, *, target: str = "", actor: str = ""
-) -> Changes | None:
+) -> View | None:
     """Return changes of a target or by a user before an entry (0: the newest); None unless operators ask."""
     if not caller.has_role(Role.OPERATOR):
         return None
     audit_filter = AuditFilter(actor=actor, target=target, limit=MAX_CHANGES + 1, newest_first=True, before=before)
     found = await audit_log.read_entries(audit_filter)
     shown = [replace(entry, role="", address="", how="") for entry in found[:MAX_CHANGES]]
-    return Changes(shown, shown[-1].id if len(found) > MAX_CHANGES else 0, before == 0)
+    return {
+        "entries": shown,
+        # The value of ``changes`` in the query for older entries; 0 if there are none
+        "older": shown[-1].id if len(found) > MAX_CHANGES else 0,
+        "is_newest": before == 0,
+    }
+
+
+def _in_words(action: str) -> str:
+    return action.replace("_", " ")
 
 
 def _outcome_cell(entry: AuditEntry, now: float) -> str:
@@ -67,31 +64,26 @@ def _outcome_cell(entry: AuditEntry, now: float) -> str:
     return state_badge(entry.outcome, style) + (f" ×{entry.times:,}" if entry.times > 1 else "")
 
 
-def _actor_cell(entry: AuditEntry, now: float) -> str:
-    return link(with_query(PATH, user=entry.actor), entry.actor) if entry.actor else ""
-
-
-def _action_cell(entry: AuditEntry, now: float) -> str:
-    return link(with_query(PATH, action=entry.action), entry.action.replace("_", " "))
-
-
 AUDIT: TableDefinition[AuditEntry] = TableDefinition(
     "entries",
     (
         time_column("time", "Time", "at"),
-        Column("user", "User", attrgetter("actor"), _actor_cell, is_sortable=False),
-        Column("role", "Role", is_sortable=False),
-        Column("action", "Action", html=_action_cell, style="nowrap", is_sortable=False),
-        Column("target", "Target", style="said", is_sortable=False),
-        Column("outcome", "Outcome", html=_outcome_cell, is_sortable=False),
-        Column("detail", "Detail", style="said", is_sortable=False),
-        Column("address", "Address", is_sortable=False),
-        Column("how", "Authenticated by", is_sortable=False),
-        Column("times", "Count", style="number", is_optional=True, is_sortable=False),
+        Column("user", "User", attrgetter("actor"), href=lambda entry: with_query(PATH, user=entry.actor)),
+        Column("role", "Role"),
+        Column(
+            "action", "Action", style="nowrap", format=_in_words, href=lambda one: with_query(PATH, action=one.action)
+        ),
+        Column("target", "Target", style="said"),
+        Column("outcome", "Outcome", html=_outcome_cell),
+        Column("detail", "Detail", style="said"),
+        Column("address", "Address"),
+        Column("how", "Authenticated by"),
+        Column("times", "Count", style="number", is_optional=True),
     ),
     "-time",
     ident=lambda entry: f"entry-{entry.id}",
 )
+SORTABLE = ("time",)
 
 
 def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
@@ -107,7 +99,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         since: Since = "",
     ) -> View:
         """Return the entries that match the filters, by default newest first."""
-        sort, position = sort_of(AUDIT, table), parse_entry_position(table.after)
+        sort, position = sort_of(AUDIT, table, SORTABLE), parse_entry_position(table.after)
         is_newest_first = sort.startswith("-")
         before, after = (position, 0) if is_newest_first else (0, position)
         audit_filter = AuditFilter(
@@ -117,7 +109,9 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         shown = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
         next_after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
-        view = make_view(AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after)
+        view = make_view(
+            AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after, sortable=SORTABLE
+        )
         return {"entries": shown, "table": view, "spans": SPANS}
 
 

@@ -1,6 +1,5 @@
 """The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -21,8 +20,8 @@ from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate, View
 from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.pages.timeline import drains_of, hide_details
-from koalapy.dashboard.rows import ClusterRow, Survey, alert_row, cluster_row, natural_key, severity, sum_counts
-from koalapy.dashboard.tables import TableParameters, TableQuery, Value, Words, matches_text, show_rows
+from koalapy.dashboard.rows import Survey, alert_row, cluster_row, fold_clusters, natural_key, sum_counts
+from koalapy.dashboard.tables import TableParameters, TableQuery, Words, matches_text, show_rows
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import LrmCalls
@@ -77,12 +76,11 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
         now = engine.clock()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
-        keys: dict[str, Callable[[ClusterRow], Value]] = {
-            "state": severity,
-            "cluster": lambda row: natural_key(row.cluster),
-        }
-        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
-        return {"q": q, "clusters": shown, "table": view, "nodes": sum_counts(rows)}
+        rows.sort(key=lambda row: natural_key(row.cluster))
+        is_plain = table == TableQuery() and not q
+        listed, folds = fold_clusters(rows, table.limit) if is_plain else (rows, [])
+        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed)
+        return {"q": q, "clusters": shown, "folds": folds, "table": view, "nodes": sum_counts(rows)}
 
 
 def _add_nodes(dashboard: Dashboard, services: Services) -> None:

@@ -1,9 +1,10 @@
 """The page Files: replicas on the clusters, bundles of users and results of jobs, with their storage use."""
 
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import Query
-from markupsafe import escape
+from markupsafe import Markup
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
@@ -17,7 +18,6 @@ from koalapy.dashboard.tables import (
     TableDefinition,
     TableParameters,
     invalid_position,
-    link,
     make_view,
     parse_position,
     write_position,
@@ -41,29 +41,13 @@ def _page_of(replica: ReplicaView) -> str:
 REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
     "replicas",
     (
-        Column(
-            "name", "Logical file", html=lambda one, _: link(_page_of(one), one.name), style="said", is_sortable=False
-        ),
-        Column(
-            "cluster", "Cluster", html=lambda one, _: link(cluster_path(one.cluster), one.cluster), is_sortable=False
-        ),
-        Column(
-            "state",
-            "State",
-            html=lambda one, _: state_badge(one.state, "usable" if one.state == "good" else "failed"),
-            is_sortable=False,
-        ),
-        Column("size", "Size", html=_size_cell, style="number", is_sortable=False),
-        Column("path", "Path", html=lambda one, _: f"<code>{escape(one.path)}</code>", style="said", is_sortable=False),
-        Column(
-            "verified",
-            "Verified",
-            lambda one: one.verified_at or "",
-            lambda one, _: render_iso_time(one.verified_at),
-            "nowrap",
-            is_sortable=False,
-        ),
-        Column("reason", "Reason", style="said", is_sortable=False),
+        Column("name", "Logical file", style="said", href=_page_of),
+        Column("cluster", "Cluster", href=lambda one: cluster_path(one.cluster)),
+        Column("state", "State", format=lambda state: state_badge(state, "usable" if state == "good" else "failed")),
+        Column("size", "Size", style="number", html=_size_cell),
+        Column("path", "Path", style="said", format=Markup("<code>{}</code>").format),
+        Column("verified", "Verified", attrgetter("verified_at"), "nowrap", render_iso_time),
+        Column("reason", "Reason", style="said"),
     ),
     "name",
     ident=lambda one: f"replica-{identifier(one.name)}-{identifier(one.cluster)}",
@@ -98,7 +82,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             "name": name,
             "replicas": [ReplicaView.model_validate(replica) for replica in page],
             "table": make_view(
-                REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after
+                REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after, sortable=()
             ),
             "bundles": visible_bundles[:MAX_BUNDLES],
             "more_bundles": max(0, len(visible_bundles) - MAX_BUNDLES),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Query
@@ -22,14 +22,13 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.explain.capacity import (
     ExpectedEnd,
     PolicyCapacity,
-    SizeEstimate,
     estimate_capacities,
     expected_end_of,
     next_ends,
 )
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
-from koalapy.simulation.twin import HORIZON, Answer, Interval, Report, ignore_progress
+from koalapy.simulation.twin import HORIZON, Answer, Report, ignore_progress
 from koalapy.system.event_loop import iterate_in_slices
 
 MAX_ENDS_SHOWN = 20
@@ -49,27 +48,6 @@ Pairs = Annotated[
     list[Annotated[Text, Field(max_length=10_000)]],
     Query(max_length=MAX_CHANGES, description="NAME=VALUE, separated by blanks"),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyGroup:
-    """Policies with the same result."""
-
-    policies: Sequence[str]
-    component: SizeEstimate | None
-    total: SizeEstimate | None
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A waiting job; seconds from now, None if it starts in no simulation before the horizon."""
-
-    job: JobId
-    starts: Interval | None
-    changed: Interval | None
-    is_changed_too: bool
-    """Whether the simulation of the changes has the job."""
-    basis: str
 
 
 class ExpectedEnds:
@@ -101,16 +79,18 @@ def overdue_end(job: Job, now: float) -> ExpectedEnd | None:
     return ExpectedEnd(job.id, attempt.barrier_at + walltime, job.spec.priority, nodes)
 
 
-def group_policies(capacities: Sequence[PolicyCapacity]) -> list[PolicyGroup]:
+def group_policies(capacities: Sequence[PolicyCapacity]) -> list[View]:
     """Merge policies with equal capacities, so that the page shows each capacity once."""
-    groups: list[tuple[SizeEstimate | None, SizeEstimate | None, list[str]]] = []
+    groups: list[View] = []
     for one in capacities:
-        group = next((group for group in groups if group[:2] == (one.component, one.total)), None)
+        group = next(
+            (group for group in groups if (group["component"], group["total"]) == (one.component, one.total)), None
+        )
         if group is None:
-            groups.append((one.component, one.total, [one.policy]))
+            groups.append({"policies": [one.policy], "component": one.component, "total": one.total})
         else:
-            group[2].append(one.policy)
-    return [PolicyGroup(policies, component, total) for component, total, policies in groups]
+            group["policies"].append(one.policy)
+    return groups
 
 
 async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> View:
@@ -154,22 +134,31 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
     }
 
 
-def lines_of(answer: Answer) -> list[Line]:
-    """Return the waiting jobs in the order of their expected starts."""
-    changed_jobs = {} if answer.changed is None else {job.job: job for job in answer.changed.jobs}
-    lines = []
-    for job in answer.as_it_is.jobs:
-        if job.state is JobState.QUEUED:
-            changed = changed_jobs.get(job.job)
-            starts = None if changed is None else changed.starts
-            lines.append(Line(job.job, job.starts, starts, changed is not None, job.basis))
-    return sorted(lines, key=lambda line: (line.starts is None, line.starts.middle if line.starts else 0.0, line.job))
+def lines_of(answer: Answer) -> list[View]:
+    """Return the waiting jobs in the order of their expected starts.
+
+    A start is in seconds from now, None if it is in no simulation before the horizon.
+    """
+    changed_jobs = {} if answer.changed is None else {job.job: job.starts for job in answer.changed.jobs}
+    waiting = [job for job in answer.as_it_is.jobs if job.state is JobState.QUEUED]
+    waiting.sort(key=lambda job: (job.starts is None, job.starts.middle if job.starts else 0.0, job.job))
+    return [
+        {
+            "job": job.job,
+            "starts": job.starts,
+            "changed": changed_jobs.get(job.job),
+            # Whether the simulation of the changes has the job
+            "is_changed_too": job.job in changed_jobs,
+            "basis": job.basis,
+        }
+        for job in waiting
+    ]
 
 
 def result_of(answer: Answer) -> View:
     """Return what the page shows of an answer."""
     lines = lines_of(answer)
-    intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
+    intervals = [interval for line in lines[:MAX_LINES] for interval in (line["starts"], line["changed"]) if interval]
     outcomes = [
         (name, replace(forecast, jobs=()), sum(j.state is JobState.QUEUED and j.starts is None for j in forecast.jobs))
         for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed))

@@ -4,7 +4,6 @@ For other users' jobs it shows only the fields that the REST API shows.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query, Response
@@ -39,30 +38,6 @@ MAX_TASKS = 50
 
 Find = Annotated[fields.Text, Query(max_length=200, description="show only output lines with this text")]
 Last = Annotated[int, Query(ge=1, le=1000, description="maximum number of attempts, newest first")]
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentOutput:
-    """The end of a component's output, after ``before`` bytes that are not shown."""
-
-    component: int
-    cluster: str
-    text: str
-    before: int
-    matches: int | None = None
-    """Number of lines with the searched text; None without a search."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobFile:
-    """An input of a job, a bundle of its submitter, or a pattern of its results."""
-
-    kind: str
-    name: str
-    size: int | None
-    """Bytes; None if unknown."""
-    where: str
-    """Clusters with a replica, or the job that makes it."""
 
 
 def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
@@ -121,17 +96,21 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
     async def output(job: Id, component: int, find: Find = "") -> Response:
         """Return the end of a component's output, as the page shows it."""
         tails = await jobs.read_output_tails((await jobs.get(job)).job, TAIL_BYTES)
-        text = next((_component_output(tail, find).text for tail in tails if tail.component == component), "")
+        text = next((_component_output(tail, find)["text"] for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 
 
-def _component_output(tail: OutputTail, find: str = "") -> ComponentOutput:
-    text = decode_output(tail.data, is_cut=tail.skipped_bytes > 0)
-    if not find:
-        return ComponentOutput(tail.component, tail.cluster, text, tail.skipped_bytes)
-    matches = find_lines(text, find)
-    shown = "\n".join(f"{number:>6}  {line}" for number, line in matches[-MAX_MATCHES:])
-    return ComponentOutput(tail.component, tail.cluster, shown, tail.skipped_bytes, len(matches))
+def _component_output(tail: OutputTail, find: str = "") -> View:
+    """Return the end of a component's output, after ``before`` bytes that are not shown.
+
+    With a search, ``text`` is the last lines with that text, and ``matches`` the number of all of them.
+    """
+    text, matches = decode_output(tail.data, is_cut=tail.skipped_bytes > 0), None
+    if find:
+        lines = find_lines(text, find)
+        text, matches = "\n".join(f"{number:>6}  {line}" for number, line in lines[-MAX_MATCHES:]), len(lines)
+    output = {"component": tail.component, "cluster": tail.cluster, "text": text}
+    return output | {"before": tail.skipped_bytes, "matches": matches}
 
 
 def find_lines(text: str, find: str) -> list[tuple[int, str]]:
@@ -140,14 +119,19 @@ def find_lines(text: str, find: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.split("\n"), 1) if searched in line.casefold()]
 
 
-def files_of(job: Job) -> list[JobFile]:
-    """Return the inputs of a job, its bundle, and the patterns of its results."""
+def files_of(job: Job) -> list[tuple[str, str, int | None, str]]:
+    """Return the inputs of a job, its bundle, and the patterns of its results.
+
+    Each has a kind, a name, its bytes if they are known, and the clusters with a replica or the job that makes it.
+    """
     spec = job.spec
-    files = [JobFile("input", file.name, file.size or None, ", ".join(file.sites)) for file in spec.all_inputs]
-    files += [JobFile("result of a job", file.path, None, f"job {file.job}") for file in spec.result_inputs]
+    files: list[tuple[str, str, int | None, str]] = [
+        ("input", file.name, file.size or None, ", ".join(file.sites)) for file in spec.all_inputs
+    ]
+    files += [("result of a job", file.path, None, f"job {file.job}") for file in spec.result_inputs]
     if spec.bundle is not None:
-        files.append(JobFile("uploaded bundle", spec.bundle.id, spec.bundle.size, "daemon"))
-    return files + [JobFile("collected result", pattern, None, "") for pattern in spec.collect]
+        files.append(("uploaded bundle", spec.bundle.id, spec.bundle.size, "daemon"))
+    return files + [("collected result", pattern, None, "") for pattern in spec.collect]
 
 
 def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:

@@ -3,8 +3,7 @@
 import json
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -14,13 +13,12 @@ from koalapy.api.access import Caller
 from koalapy.api.job_changes import submission_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.model.command_line import command_for
 from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher
-from koalapy.model.placement import Explanation, Placement
 from koalapy.model.wording import format_duration
 from koalapy.validation.permissions import check_job_access
 
@@ -48,94 +46,66 @@ EMPTY_FIELDS: JobFields = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SubmissionCheck:
-    """What would happen to the job if it were submitted now."""
-
-    problem: str = ""
-    field: str = ""
-    hint: str = ""
-    at_once: bool = False
-    headline: str = ""
-    where: str = ""
-    """Clusters and nodes, such as ``north 4 + south 2``; empty if it would wait."""
-    position: int | None = None
-    starts: float | None = None
-    """Expected start, in seconds since the epoch; with its bounds of 80 %."""
-    earliest: float | None = None
-    latest: float | None = None
-    is_pending: bool = False
-    """Whether the forecast is still being computed."""
-    unknown: str = ""
-    """Why there is no expected start."""
-    suffices: Sequence[str] = ()
-    change: str = ""
-    """The smallest change with which it would start at once."""
-    command: str = ""
-    """The equivalent command line."""
-    document: str = ""
-    """The equivalent job file, if options cannot express the job."""
-
-
 def add_new_job(dashboard: Dashboard, services: Services) -> None:
     """Add the form for a new job, its check and its submission."""
     engine, jobs, forecasts = dashboard.engine, services.jobs, services.forecasts
 
-    def make_view(
-        job_fields: JobFields, caller: Identity, check: SubmissionCheck | None, key: str = ""
-    ) -> dict[str, Any]:
+    def make_view(job_fields: JobFields, caller: Identity, key: str = "", **result: object) -> View:
+        """Return the form; ``result``: ``check`` or ``problem``, what is wrong with it."""
         kept = _read_kept(job_fields)
         return {
             "fields": job_fields,
             "source": kept.get("source"),
             # Names of its fields that the form keeps and does not show
             "kept": sorted(kept.get("fields", ())),
-            "check": check,
             "kinds": KINDS,
             "policies": sorted(engine.queries.policies.names()),
             "launchers": [str(launcher) for launcher in Launcher],
             "high_priority_allowed": jobs.rules.high_priority.is_allowed_to(caller),
             # A key with which one form creates one job
             "key": key or secrets.token_urlsafe(12),
-        }
+            "check": None,
+            "problem": None,
+        } | result
 
     @dashboard.page("/jobs/new", "new_job.html", operation="explain_submission", title="New job", live=False)
-    async def new(caller: Caller, source: Source = None) -> dict[str, Any]:
+    async def new(caller: Caller, source: Source = None) -> View:
         """Return an empty form, or one with the fields of an earlier job."""
         if source is None:
-            return make_view(EMPTY_FIELDS, caller, None)
+            return make_view(EMPTY_FIELDS, caller)
         job = (await jobs.get(source)).job
         check_job_access(caller, job)
-        return make_view(fields_of_job(source, job.spec), caller, None)
+        return make_view(fields_of_job(source, job.spec), caller)
 
-    async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> SubmissionCheck:
-        """Return the placement or the expected start of a job. It is checked like a real one; nothing is stored."""
-        check = _describe(await jobs.explain_submission(spec, caller), body)
-        if check.at_once:
-            return check
-        completed = await jobs.submissions.complete_spec(spec, caller)
-        awaits = await jobs.submissions.find_unmet_dependencies(completed, caller)
-        forecast = await forecasts.forecast_submission(completed, FORECAST_PATIENCE_S, awaits)
-        expected = forecast.expected.starts if forecast.expected else None
-        if expected is None:
-            return replace(
-                check, is_pending=forecast.is_pending, unknown="" if forecast.is_pending else forecast.reason
-            )
-        now = engine.clock()
-        return replace(check, starts=now + expected.middle, earliest=now + expected.low, latest=now + expected.high)
+    async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> View:
+        """Return what would happen to a job, which is checked like a real one, and how to submit it from a terminal."""
+        explanation, forecast = await jobs.explain_submission(spec, caller), None
+        if explanation.state is not JobState.PLACED:
+            completed = await jobs.submissions.complete_spec(spec, caller)
+            awaits = await jobs.submissions.find_unmet_dependencies(completed, caller)
+            forecast = await forecasts.forecast_submission(completed, FORECAST_PATIENCE_S, awaits)
+        command = command_for({**body, "workdir": body.get("workdir")}, "")
+        return {
+            "explanation": explanation,
+            # None for a job that would start at once
+            "forecast": forecast,
+            "command": command,
+            # The equivalent job file, if options cannot express the job
+            "document": None if command else json.dumps(body, indent=1, ensure_ascii=False),
+        }
 
-    @dashboard.form("/jobs/new/check", "new_job.html", operation="explain_submission", title="New job")
+    @dashboard.action("/jobs/new/check", "new_job.html", operation="explain_submission", title="New job")
     async def check(caller: Caller, form: SentForm) -> FormAnswer:
         """Return the form with what would happen to the job."""
         job_fields = read_fields(form)
         try:
             body = body_of(job_fields)
-            result = await check_submission(parse_body(JobSubmission, body).to_model(), body, caller)
+            checked = await check_submission(parse_body(JobSubmission, body).to_model(), body, caller)
         except KoalaError as error:
-            result = SubmissionCheck(error.message, error.field, error.hint)
-        return make_view(job_fields, caller, result, form.get("key")), 200
+            return make_view(job_fields, caller, form.get("key"), problem=error), 200
+        return make_view(job_fields, caller, form.get("key"), check=checked), 200
 
-    @dashboard.form("/jobs/new", "new_job.html", operation="submit_job", title="New job")
+    @dashboard.action("/jobs/new", "new_job.html", operation="submit_job", title="New job")
     async def submit(caller: Caller, form: SentForm) -> FormAnswer:
         """Submit the job and show its page, or return the form with the reason why it was rejected."""
         job_fields, key = read_fields(form), form.get("key")
@@ -146,8 +116,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
             record, _ = await jobs.submit(spec, caller, key)
         except KoalaError as error:
             # A rejected form is another submission when it is corrected.
-            view = make_view(job_fields, caller, SubmissionCheck(error.message, error.field, error.hint))
-            return view, error.code.status
+            return make_view(job_fields, caller, problem=error), error.code.status
         return f"/jobs/{record.job.id}"
 
 
@@ -249,25 +218,3 @@ def parse_nodes(kind: str, text: str) -> dict[str, Any]:
         return {"type": kind, "components": [{"size": size} for size in numbers]}
     components = [{"cluster": name, "size": size} for name, size in zip(names, numbers, strict=True)]
     return {"type": kind, "components": components}
-
-
-def _describe(explanation: Explanation, body: dict[str, Any]) -> SubmissionCheck:
-    """Return what an explanation of a submission says, with the equivalent command."""
-    at_once = explanation.state is JobState.PLACED and explanation.placement is not None
-    change = explanation.smallest_change
-    command = command_for({**body, "workdir": body.get("workdir")}, "")
-    return SubmissionCheck(
-        at_once=at_once,
-        headline=explanation.headline,
-        where=format_placement(explanation.placement) if at_once and explanation.placement else "",
-        position=explanation.position,
-        suffices=explanation.suffices,
-        change=f"{change.text}: {format_placement(change.placement)}" if change else "",
-        command=command or "",
-        document="" if command else json.dumps(body, indent=1, ensure_ascii=False),
-    )
-
-
-def format_placement(placement: Placement) -> str:
-    """Return clusters and nodes: ``north 4 + south 2``."""
-    return " + ".join(f"{component.cluster} {component.size}" for component in placement.components)

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
 
@@ -28,6 +26,7 @@ from koalapy.dashboard.rows import (
     Survey,
     alert_row,
     cluster_row,
+    fold_clusters,
     job_row,
     natural_key,
     severity,
@@ -43,9 +42,7 @@ from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=AlertSelection)
 MAX_DETAILED = 120
-"""Maximum number of clusters whose tiles show numbers; with more, only those in trouble do."""
-MAX_DARK_TILES = 5
-"""Maximum number of clusters without an agent among the others; more are listed apart."""
+"""Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
 """Number of rows of the table below the charts."""
 PATIENCE_S = 2.0
@@ -56,28 +53,8 @@ OUTCOMES = {JobState.SUCCEEDED: "series-3", JobState.FAILED: "bad", JobState.CAN
 OUTCOMES_LIFETIME_S = 15.0
 """Age after which the ended jobs are counted again."""
 MAX_CACHED_OUTCOMES = 20
-
-
-class TileSort(StrEnum):
-    """The order of the clusters."""
-
-    TROUBLE = "trouble"
-    """Clusters with problems first, then by load."""
-    LOAD = "load"
-    """Largest share of used nodes first."""
-    NAME = "name"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """The jobs that ended in a time range, and the share of failures before."""
-
-    ended: int
-    failed: int
-    share: float
-    """Percentage that failed."""
-    usual: float
-    """The same in the range of this length before."""
+TileSort = Literal["trouble", "load", "name"]
+"""The order of the clusters: those with problems first, then by load; by the share of used nodes; by name."""
 
 
 def load_of(row: ClusterRow) -> float:
@@ -87,13 +64,10 @@ def load_of(row: ClusterRow) -> float:
 
 def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     """Return clusters in an order of tiles; ties by name."""
-    if order is TileSort.NAME:
+    if order == "name":
         return sorted(rows, key=lambda row: natural_key(row.cluster))
     by_load = sorted(rows, key=lambda row: (-load_of(row), natural_key(row.cluster)))
-    if order is TileSort.LOAD:
-        return by_load
-    ranks = {row.cluster: rank for rank, row in enumerate(by_load)}
-    return sorted(rows, key=lambda row: (severity(row), ranks[row.cluster]))
+    return by_load if order == "load" else sorted(by_load, key=severity)
 
 
 def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: Sequence[Mark]) -> dict[str, Chart]:
@@ -124,14 +98,17 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
     }
 
 
-def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> Outcomes:
-    """Return the outcomes of a range; those with a negative number of a slot are of the range before."""
+def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
+    """Return the jobs that ended in a range, the percentage that failed, and the usual one: that of the range before.
+
+    The outcomes of the range before have negative numbers of slots.
+    """
     ended, failed = Counter[bool](), Counter[bool]()
     for slot, state, count in outcomes:
         ended[slot >= 0] += count
         failed[slot >= 0] += count * (state == JobState.FAILED)
     before, share = (100 * failed[key] / ended[key] if ended[key] else 0.0 for key in (False, True))
-    return Outcomes(ended[True], failed[True], share, before)
+    return {"ended": ended[True], "failed": failed[True], "share": share, "usual": before}
 
 
 async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmitted:
@@ -164,7 +141,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         return cached[1]
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
-    async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = "") -> View:
+    async def overview(caller: Caller, sort: TileSort = "trouble", since: Since = "", until: Until = "") -> View:
         """Return the current state of all clusters; nodes of stale reports are unknown."""
         now = engine.clock()
         time_range, read = parse_range(since, until, now), services.samples.read
@@ -173,10 +150,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         outcomes = await count_outcomes(sums, time_range.end)
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
-        tiles = sort_tiles(rows, sort)
-        dark = [row for row in tiles if not row.connected]
-        if len(dark) <= MAX_DARK_TILES or len(dark) == len(tiles):
-            dark = []
+        tiles, folds = fold_clusters(sort_tiles(rows, sort), MAX_DETAILED)
         marks = [
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
         ]
@@ -197,9 +171,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
             "outcomes": sum_outcomes(outcomes),
             "sort": sort,
-            "tiles": [row for row in tiles if row.connected] if dark else tiles,
-            # Clusters without an agent that are listed apart, since there are many; empty if ``tiles`` has all
-            "dark": dark,
+            "tiles": tiles,
+            "folds": folds,
             # Whether all tiles show numbers
             "detailed": len(rows) <= MAX_DETAILED,
             "start_nodes": None,
@@ -209,7 +182,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
     # Its estimate is a simulation for one user: it is not made again with each change of the grid.
     @dashboard.page("/start", "overview.html", operation="explain_submission", title="Overview", live=False)
     async def start(
-        caller: Caller, nodes: Nodes, sort: TileSort = TileSort.TROUBLE, since: Since = "", until: Until = ""
+        caller: Caller, nodes: Nodes, sort: TileSort = "trouble", since: Since = "", until: Until = ""
     ) -> View:
         """Return the overview with the start of a job of so many nodes."""
         view: View = await overview(caller, sort, since, until)
@@ -228,7 +201,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         await mark_alerts(alerts, caller, order)
         return "/"
 
-    @dashboard.form("/alerts/test", "tested.html", operation="test_notification", title="Test of notifications")
+    @dashboard.action("/alerts/test", "tested.html", operation="test_notification", title="Test of notifications")
     async def test(caller: Caller, form: SentForm) -> FormAnswer:
         channel = parse_body(NotificationTest, {"channel": form.get("channel")}).channel
         return await send_test(services.notifications, caller, channel), 200

@@ -1,10 +1,8 @@
 """The page Jobs: jobs by a filter, and actions on many jobs at once."""
 
-import secrets
 from asyncio import to_thread
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -12,14 +10,14 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.jobs import ChangedJob, PriorityOrder, changed_job
+from koalapy.api.jobs import PriorityOrder, changed_job
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, View, parse_body
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key
 from koalapy.dashboard.rows import build_rows
 from koalapy.dashboard.tables import (
@@ -35,7 +33,7 @@ from koalapy.dashboard.tables import (
     sort_of,
     write_position,
 )
-from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
@@ -48,8 +46,6 @@ MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
-MAX_OUTCOMES, MAX_USER_OUTCOMES = 1000, 20
-"""Maximum number of stored results of actions, in total and for one user, so that no user displaces those of others."""
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
 WORDS: Mapping[Action, tuple[str, str, str]] = {
@@ -65,46 +61,6 @@ Text = Annotated[
 ]
 JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
 SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeView:
-    """The jobs that an action changed, and those that it did not."""
-
-    effect: str
-    done: Sequence[ChangedJob]
-    rejected: Sequence[ChangedJob]
-    q: str
-
-
-class _Outcomes:
-    """The results of recent actions by user, which a page shows after the form was sent."""
-
-    def __init__(self) -> None:
-        self._views: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
-
-    def add(self, user: str, view: OutcomeView) -> str:
-        """Store the result of a user's action, and return a random id for its page.
-
-        The oldest results are dropped at a limit.
-        """
-        ident = secrets.token_urlsafe(12)
-        user_idents = [ident for ident, (owner, _) in self._views.items() if owner == user]
-        for oldest in user_idents[: max(0, len(user_idents) + 1 - MAX_USER_OUTCOMES)]:
-            del self._views[oldest]
-        self._views[ident] = (user, view)
-        while len(self._views) > MAX_OUTCOMES:
-            self._views.popitem(last=False)
-        return ident
-
-    def get(self, user: str, ident: str) -> OutcomeView:
-        """Return a stored result; raise ``NotFoundError`` if it was dropped or is of another user."""
-        owner, view = self._views.get(ident, ("", None))
-        if view is None or owner != user:
-            raise NotFoundError(
-                "the result of this action is not stored any more", hint="see the pages of the jobs themselves"
-            )
-        return view
 
 
 async def _find_page(
@@ -228,42 +184,38 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
 
 
 def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
-    """Add the actions that change many jobs, and the page of their results."""
-    outcomes = _Outcomes()
+    """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
+    shown = {"template": "queue_done.html", "title": "Result"}
 
-    def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
-        """Store the results of an action, and return the path of the page that shows them."""
-        all_outcomes = [changed_job(result) for result in results]
-        changed, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
-        view = OutcomeView(WORDS[action][0], changed, rejected, form.get("q")[:MAX_LENGTH])
-        return f"/queue/done/{outcomes.add(caller.user, view)}"
-
-    @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="Result", live=False)
-    async def done(caller: Caller, ident: str) -> OutcomeView:
-        return outcomes.get(caller.user, ident)
-
-    @dashboard.action("/queue/cancel", operation="cancel_jobs")
-    async def cancel(caller: Caller, form: SentForm) -> str:
+    @dashboard.action("/queue/cancel", operation="cancel_jobs", **shown)
+    async def cancel(caller: Caller, form: SentForm) -> FormAnswer:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "cancel", await bulk.cancel_jobs(list(states), caller, form.reason, states))
+        return _show_results(form, "cancel", await bulk.cancel_jobs(list(states), caller, form.reason, states))
 
-    @dashboard.action("/queue/hold", operation="hold_jobs")
-    async def hold(caller: Caller, form: SentForm) -> str:
+    @dashboard.action("/queue/hold", operation="hold_jobs", **shown)
+    async def hold(caller: Caller, form: SentForm) -> FormAnswer:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "hold", await bulk.hold_jobs(list(states), caller, form.reason, states))
+        return _show_results(form, "hold", await bulk.hold_jobs(list(states), caller, form.reason, states))
 
-    @dashboard.action("/queue/release", operation="release_jobs")
-    async def release(caller: Caller, form: SentForm) -> str:
+    @dashboard.action("/queue/release", operation="release_jobs", **shown)
+    async def release(caller: Caller, form: SentForm) -> FormAnswer:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "release", await bulk.release_jobs(list(states), caller, states))
+        return _show_results(form, "release", await bulk.release_jobs(list(states), caller, states))
 
-    @dashboard.action("/queue/priority", operation="set_priority")
-    async def priority(caller: Caller, form: SentForm) -> str:
+    @dashboard.action("/queue/priority", operation="set_priority", **shown)
+    async def priority(caller: Caller, form: SentForm) -> FormAnswer:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
         states = _parse_shown_states(form)
         value = parse_body(PriorityOrder, {"jobs": list(states), "priority": form.get("priority")}).priority
         results = await bulk.set_priority(list(states), value, caller, form.reason, states)
-        return store_outcome(form, caller, "high" if value is Priority.HIGH else "low", results)
+        return _show_results(form, "high" if value is Priority.HIGH else "low", results)
+
+
+def _show_results(form: Form, action: Action, results: Sequence[ActionResult]) -> FormAnswer:
+    """Return the jobs that an action changed, and those that it did not."""
+    jobs = [changed_job(result) for result in results]
+    done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
+    return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": form.get("q")[:MAX_LENGTH]}, 200
 
 
 def _list_examples(caller: Identity) -> Sequence[tuple[str, str]]:

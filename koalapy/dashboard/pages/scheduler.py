@@ -45,19 +45,6 @@ class Failures:
         return sum(self.claims_failed.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A rule with its current and its default value."""
-
-    name: str
-    value: str
-    default: str
-
-    @property
-    def is_set(self) -> bool:
-        return self.value != self.default
-
-
 def describe_timings(name: str, meaning: str, timings: Timings) -> View:
     """Return the table row for one kind of operation: counts since the start, and recent durations in seconds."""
     recent = timings.summarize_recent()
@@ -83,12 +70,15 @@ def spans_of(timings: Timings) -> list[tuple[str, int]]:
     return [(label, end - start) for label, (start, end) in zip(labels, pairwise(cumulative), strict=True)]
 
 
-def parameters_of(rules: Rules) -> list[Parameter]:
-    """Return all rules with a default value."""
-    return [
-        Parameter(rule.name, _format_value(getattr(rules, rule.name)), _format_value(rule.default))
+def parameters_of(rules: Rules) -> list[View]:
+    """Return all rules with a default value: name, value, default, and whether the value differs from it."""
+    shown = [
+        (rule.name, _format_value(getattr(rules, rule.name)), _format_value(rule.default))
         for rule in fields(rules)
         if rule.default is not MISSING
+    ]
+    return [
+        {"name": name, "value": value, "default": default, "is_set": value != default} for name, value, default in shown
     ]
 
 

@@ -1,6 +1,5 @@
 """The page Timeline: the jobs on each cluster over time, and the expected starts of waiting jobs."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import with_query
-from koalapy.dashboard.rows import natural_key
+from koalapy.dashboard.rows import natural_key, site_of
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
 from koalapy.model.cluster import Drain, check_cluster
@@ -40,11 +39,6 @@ MAX_FUTURE = 0.5
 MIN_FUTURE = 0.03
 
 Focus = Annotated[Text, Query(max_length=200, description="only clusters with this name, or of this site; empty: all")]
-
-
-def site_of(cluster: ClusterName) -> str:
-    """Return the name of a cluster without its number: ``delft`` for ``delft-2``."""
-    return re.sub(r"[-_.]?[0-9]+$", "", cluster) or cluster
 
 
 def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import Query
@@ -19,7 +20,6 @@ from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
-    Value,
     Words,
     iso_time,
     link,
@@ -82,11 +82,9 @@ class UserUse:
             self.nodes += 0 if job.tasks is not None else job.spec.request.total_size  # an array itself has no nodes
 
 
-def _jobs_cell(use: UserUse, count: int, state: str) -> str:
-    """Return a number as a link to the jobs that it counts."""
-    return (
-        link(with_query("/queue", q=f"{format_term('user', use.user)} state:{state}"), f"{count:,}") if count else "0"
-    )
+def _jobs_of(state: str) -> Callable[[UserUse], str]:
+    """Return the path of a user's jobs in a state."""
+    return lambda use: with_query("/queue", q=f"{format_term('user', use.user)} state:{state}")
 
 
 def _hold_cell(use: UserUse, now: float) -> str:
@@ -109,31 +107,32 @@ def _weight_cell(use: UserUse) -> str:
 USERS: TableDefinition[UserUse] = TableDefinition(
     "users",
     (
-        Column("user", "User", html=lambda use, _: link(_page_of(use), use.user)),
+        Column("user", "User", href=_page_of),
         Column(
-            "waiting", "Waiting", lambda use: use.queued, lambda use, _: _jobs_cell(use, use.queued, "queued"), "number"
+            "waiting",
+            "Waiting",
+            attrgetter("queued"),
+            "number",
+            href=_jobs_of("queued"),
+            sort_key=lambda use: (use.queued + use.active, use.queued),
         ),
-        Column("held", "Held", html=lambda use, _: _jobs_cell(use, use.held, "held"), style="number"),
-        Column("active", "Active", html=lambda use, _: _jobs_cell(use, use.active, "active"), style="number"),
+        Column("held", "Held", style="number", href=_jobs_of("held")),
+        Column("active", "Active", style="number", href=_jobs_of("active")),
         Column("nodes", "Nodes", style="number"),
-        Column("requested", "Nodes requested", lambda use: use.requested_nodes, style="number"),
+        Column("requested", "Nodes requested", attrgetter("requested_nodes"), "number"),
         Column(
             "longest",
             "Longest wait",
             lambda use: iso_time(use.oldest),
-            lambda use, now: render_age(use.oldest, now) if use.oldest else "",
             "number",
+            html=lambda use, now: render_age(use.oldest, now) if use.oldest else "",
+            sort_key=lambda use: None if use.oldest is None else -use.oldest,
         ),
-        Column("day_hours", "Node-hours, 24 h", html=lambda use, _: f"{use.day_hours:,.1f}", style="number"),
-        Column("day_share", "Share, 24 h", html=lambda use, _: format_percent(use.day_share), style="number"),
-        Column("month_hours", "Node-hours, 30 d", html=lambda use, _: f"{use.month_hours:,.1f}", style="number"),
-        Column("month_share", "Share, 30 d", html=lambda use, _: format_percent(use.month_share), style="number"),
-        Column(
-            "target",
-            "Target",
-            html=lambda use, _: "" if use.target is None else format_percent(use.target),
-            style="number",
-        ),
+        Column("day_hours", "Node-hours, 24 h", style="number", format="{:,.1f}".format),
+        Column("day_share", "Share, 24 h", style="number", format=format_percent),
+        Column("month_hours", "Node-hours, 30 d", style="number", format="{:,.1f}".format),
+        Column("month_share", "Share, 30 d", style="number", format=format_percent),
+        Column("target", "Target", style="number", format=format_percent),
         Column("weight", "Weight", html=lambda use, _: _weight_cell(use), style="number"),
         Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
     ),
@@ -141,12 +140,6 @@ USERS: TableDefinition[UserUse] = TableDefinition(
     ident=lambda use: f"user-{identifier(use.user)}",
     href=_page_of,
 )
-
-
-SORT_KEYS: dict[str, Callable[[UserUse], Value]] = {
-    "waiting": lambda use: (use.queued + use.active, use.queued),
-    "longest": lambda use: None if use.oldest is None else -use.oldest,
-}
 
 
 def add_users(dashboard: Dashboard, services: Services, identities: Identities, audit_log: Audit) -> None:
@@ -199,7 +192,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         shown_user = limited_user(caller, user)
         uses = [use for use in await visible_uses(caller) if matches_text(q, (use.user,))]
         kept = {"q": q, "user": user or "", "all": "true" if include_invalid else ""}
-        shown, view = show_rows(USERS, table, "/users", kept, uses, SORT_KEYS)
+        shown, view = show_rows(USERS, table, "/users", kept, uses)
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
         tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
