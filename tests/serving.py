@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx2
@@ -25,7 +25,7 @@ from koalapy.api.network import network_router
 from koalapy.api.reservations import reservations_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection
-from koalapy.daemon.agents.hub import AgentDetails
+from koalapy.daemon.agents.hub import AgentDetails, Rejection
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts, Check
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks, check_disks
@@ -277,14 +277,15 @@ async def serving(
     links: Mapping[tuple[str, str], Link] = LINKS,
     alert_rules: AlertRules | None = None,
     alert_checks: Sequence[Check] = (),
+    rejections: Mapping[str, Rejection] = MappingProxyType({}),
     simulates_apart: bool = False,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of a daemon with clusters and no agents.
 
     ``has_agent_routes`` adds the routes of agents, without a hub, and of background load, which is not allowed;
-    ``has_dashboard`` adds the pages of the dashboard. With ``alert_rules`` the alerts have the checks of clusters and
-    jobs and ``alert_checks``, which the test runs. ``simulates_apart``: forecasts are computed in child processes, as
-    by the daemon.
+    ``has_dashboard`` adds the pages of the dashboard. With ``alert_rules`` the alerts have the checks of jobs, those of
+    clusters, whose agents had ``rejections``, and ``alert_checks``, which the test runs. ``simulates_apart``: forecasts
+    are computed in child processes, as by the daemon.
     """
     database = Database(open_database(path, busy_timeout_ms))
     store = JobStore(database)
@@ -370,7 +371,7 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, None if simulates_apart else _answer_here)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    cluster_checks = ClusterChecks(clusters_of, (), started_at=0.0)
+    cluster_checks = ClusterChecks(clusters_of, (), rejections, started_at=0.0)
     checks = (cluster_checks, partial(check_disks, list, clusters_of, DiskLimits()), *alert_checks)
     mark_store = AlertMarkStore(database)
     if alert_rules is None:

@@ -119,16 +119,13 @@ class Folders:
             with open_regular(entry, folder) as file:
                 if file is None:
                     continue
-                size = os.fstat(file.fileno()).st_size
-                if kind is None:
-                    file.seek(max(0, size - LOG_END))
-                    data = file.read(LOG_END) or b""
-                elif size > (MAX_RESULT if kind[1] else remaining):
+                size, mtime = (status := os.fstat(file.fileno())).st_size, int(status.st_mtime)
+                if kind is not None and size > (MAX_RESULT if kind[1] else remaining):
                     continue
-                else:
-                    data = io.BufferedReader(file).read(size)
+                file.seek(0 if kind else max(0, size - LOG_END))
+                data = io.BufferedReader(file).read(size if kind else LOG_END)
             remaining -= len(data) if kind and kind[2] else 0
-            frames.add({"name": entry, "size": len(data)}, io.BytesIO(data))
+            frames.add({"name": entry, "size": len(data), "mtime": mtime}, io.BytesIO(data))
 
     def collect(self, name: str, options: dict[str, Any], target: BinaryIO) -> None:
         write_archive(Frames(target), self.path(name), Patterns(options["patterns"]), frozenset(options["without"]))

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     Path = Union[str, os.PathLike[str]]
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
+def replace_file(
+    path: Path, content: bytes, mode: int = 0o600, *, sync: bool = True, modified_at: int | None = None
+) -> None:
     """Write a temporary file in the same folder and rename it to ``path``. Raise ``OSError``.
 
     ``sync``: flush file and folder to the disk, so that the content survives a failure of the machine.
+    ``modified_at``: the file's time of modification; default: now.
     """
     folder, name = os.path.split(os.fspath(path))
     fresh = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
@@ -37,6 +40,8 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = 
             file.flush()
             if mode != 0o600:
                 os.fchmod(descriptor, mode)
+            if modified_at is not None:
+                os.utime(descriptor, (modified_at, modified_at))
             if sync:
                 os.fsync(descriptor)
         os.replace(fresh, path)

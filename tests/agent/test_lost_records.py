@@ -502,13 +502,13 @@ def test_unsent_files_beside_head_are_lost_after_restart_of_machine(
 
 @pytest.mark.parametrize(
     ("age", "user", "is_lost"),
-    [(BEFORE_BOOT, "", True), (AFTER_BOOT, "", False), (-BEFORE_BOOT, "", True), (AFTER_BOOT, "alice", True)],
+    [(BEFORE_BOOT, "", True), (AFTER_BOOT, "", False), (-BEFORE_BOOT, "", True), (AFTER_BOOT, "alice", False)],
 )
 @pytest.mark.parametrize("is_late", [False, True])
 def test_only_runner_that_outlived_restart_of_machine_shows_that_files_are_kept(
     tmp_path: Path, age: float, user: str, is_lost: bool, is_late: bool
 ) -> None:
-    """A restart of the agent's machine alone loses nothing. The copy of a result from an account is always new."""
+    """A restart of the agent's machine alone loses nothing."""
     folder = JournalFolder(tmp_path)
     make_unsent_component(folder, "another", PLAN, user=user)
     if not is_late:

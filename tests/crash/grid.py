@@ -86,7 +86,7 @@ class CrashRun:
         self.acknowledged: list[Acknowledgement] = []
         self.bundle = ""
         """The id of the uploaded input."""
-        self._until = time.monotonic() + RUN_TIMEOUT_S
+        self._until = 0.0
 
     def execute(self) -> Outcome:
         """Run everything in an empty folder."""
@@ -135,8 +135,9 @@ class CrashRun:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Keep the daemon running while the block runs."""
+        """Keep the daemon running while the block runs. The time of the run begins when the daemon serves."""
         self.grid.begin()
+        self._until = time.monotonic() + RUN_TIMEOUT_S
         keeper = DaemonKeeper(self.grid, self.troubles)
         keeper.start()
         try:

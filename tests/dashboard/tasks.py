@@ -1,4 +1,4 @@
-"""Play eleven tasks of an operator in Chromium, and print steps and seconds: ``python -m tests.dashboard.tasks``.
+"""Play twelve tasks of an operator in Chromium, and print steps and seconds: ``python -m tests.dashboard.tasks``.
 
 Each task begins on the overview. A step is a click, or a form that is filled, or a search that is typed and sent. The
 seconds are those of the browser and the daemon, without the time in which a person reads and types.
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx2
 import structlog
 from playwright.sync_api import Error
 
@@ -20,6 +21,8 @@ from tests.dashboard.browser import Visitor, chromium
 from tests.dashboard.scenes import serve_scene
 
 MAX_STEPS = 5
+MANY_NODES = 100
+"""Nodes of the job of the visitor, for which others have to end."""
 
 
 class Stopwatch:
@@ -129,7 +132,16 @@ def tasks(waiting: int, running: int) -> dict[str, Callable[[Stopwatch], Any]]:
         "silence an alert": silence_alert,
         "who uses the grid": lambda w: (w.click("link", "Users", "nav"), w.see("Share, 24 h", "thead")),
         "more weight for a user": give_weight,
+        "when will my job start": lambda w: (w.click("link", "My jobs", "nav"), w.see("≈", "main tr")),
     }
+
+
+def submit_waiting_job(http: httpx2.Client) -> None:
+    """Submit a job that has to wait, and have the daemon forecast its start, as it does from time to time."""
+    body = {"request": {"type": "flexible", "total_size": MANY_NODES}, "command": ["./wave"], "walltime": "1h"}
+    job = http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
+    forecast = http.get(f"/api/v1/jobs/{job}/forecast?wait=60").raise_for_status().json()
+    assert forecast["expected"]["starts"]["low"] > 1, forecast
 
 
 def main() -> None:
@@ -140,6 +152,7 @@ def main() -> None:
         serve_scene("sixty", Path(folder), shares=shares) as daemon,
         chromium() as browser,
     ):
+        submit_waiting_job(daemon.http)
         visitor = Visitor(browser, daemon.url, daemon.admin_token)
         jobs = [
             visitor.page.request.get(f"/queue.json?q=state:{s}").json()["jobs"][0]["id"] for s in ("queued", "running")

@@ -1,21 +1,27 @@
 """Incidents: the first line that needs attention names the cause right, as soon as the checks have run."""
 
 import re
+import sqlite3
 import time
 from asyncio import run_coroutine_threadsafe
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from threading import Event as ThreadEvent
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from koalapy.daemon.alerts.cluster_checks import check_clocks, check_versions
-from koalapy.daemon.alerts.daemon_checks import check_certificate
+from koalapy.daemon.agents.hub import Rejection
+from koalapy.daemon.alerts.alerts import Check
+from koalapy.daemon.alerts.cluster_checks import BlackHoleCheck, check_clocks, check_disks, check_versions
+from koalapy.daemon.alerts.daemon_checks import check_certificate, check_database
 from koalapy.daemon.engine.engine import WorkItem
-from koalapy.model.disk import Disk
+from koalapy.model.alert import Alert, AlertRules
+from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.job import JobState
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.events import ClusterDisconnected, Event, Reported
 from tests.daemon_in_process import ServedDaemon
@@ -33,10 +39,23 @@ class Grid:
     """A grid in which nothing is wrong, and what its agents and the daemon's certificate say."""
 
     daemon: ServedDaemon
+    folder: Path
     scene: SceneMaker = field(default_factory=lambda: SceneMaker(CALM, time.time()))
     clocks: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     certificate: Any = field(default_factory=lambda: SimpleNamespace(path="/etc/koala/tls.pem", complaint=""))
+    disks: list[Disk] = field(default_factory=list)
+    rejections: dict[str, Rejection] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    """Those of the daemon's own database and jobs."""
+    lock: sqlite3.Connection | None = None
+    """A connection that keeps the daemon from writing."""
+
+    async def check_daemon(self, now: float) -> AsyncIterator[Alert]:
+        """Run the checks that need a running daemon."""
+        for check in self.checks:
+            async for alert in check(now):
+                yield alert
 
     def send(self, *events: Event) -> None:
         """Have the scheduler process events."""
@@ -55,8 +74,48 @@ class Grid:
         assert isinstance(report, ClusterReport)
         self.send(Reported(NAMES[0], replace(report, **changes)))
 
+    def fail_jobs(self) -> None:
+        """Let jobs of two users fail on the first cluster as soon as they start."""
+        now, job = self.daemon.engine.clock(), next(job for job in self.scene.jobs if job.state.is_final)
+        assert job.attempt is not None
+        component = replace(job.attempt.components[0], cluster=NAMES[0], exit_code=127)
+        attempt, times = replace(job.attempt, components=(component,)), {"started_at": now - 1, "ended_at": now}
+        failed = replace(job, state=JobState.FAILED, exit_code=127, attempt=attempt, **times)
+        for owner in ("alice", "bruno") * 3:
+            self.black_holes.record_exit(replace(failed, spec=replace(job.spec, owner=owner)), None)
+
+    def lock_database(self) -> None:
+        """Keep the daemon from writing, and have it try."""
+        self.lock = sqlite3.connect(self.folder / "koala.db", isolation_level=None, check_same_thread=False)
+        self.lock.execute("begin immediate")
+        assert self.submit(1, "alice").status_code == 503
+
+    def reject_agent(self) -> None:
+        """Reject an agent that shows a wrong token, after it was lost."""
+        rejection = Rejection("the token is wrong", "give it its token", self.daemon.engine.clock())
+        self.rejections[NAMES[0]] = rejection
+        self.lose(NAMES[:1], "its agent is not connected")
+
+    def submit(self, count: int, owner: str) -> Any:
+        """Submit jobs that wait for more nodes than are idle."""
+        job = {"request": {"type": "flexible", "total_size": 2000}, "command": ["true"], "owner": owner}
+        return self.daemon.http.post("/api/v1/jobs:batch", json={"jobs": [job] * count})
+
+    def start_checks(self) -> None:
+        """Begin to check the running daemon; forget failed jobs."""
+        engine, rules = self.daemon.engine, AlertRules()
+        self.black_holes = BlackHoleCheck(engine.queries.grid.clusters, rules, engine.clock)
+        database = (engine.database, engine.instruments.writes, "see who locks it", "", rules)
+        self.checks = [self.black_holes, partial(check_database, *database)]
+
     def recover(self) -> None:
         """End all incidents."""
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
+        self.start_checks()
+        self.disks.clear()
+        self.rejections.clear()
         self.clocks.clear()
         self.versions.clear()
         self.certificate.expires_at = time.time() + 90 * DAY_S
@@ -73,20 +132,19 @@ class Grid:
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
-    grid = Grid(None)  # type: ignore[arg-type]
+    grid = Grid(None, tmp_path_factory.mktemp("scene"))  # type: ignore[arg-type]
     grid.certificate.expires_at = time.time() + 90 * DAY_S
     checks = (
         partial(check_clocks, lambda: grid.clocks, (), time.time),
         partial(check_versions, lambda: grid.versions, dict),
         partial(check_certificate, grid.certificate),
+        partial(check_disks, lambda: grid.disks, tuple, DiskLimits()),
+        grid.check_daemon,
     )
-    with serve_scene(CALM, tmp_path_factory.mktemp("scene"), alert_checks=checks) as grid.daemon:
+    options = {"alert_checks": checks, "rejections": grid.rejections, "busy_timeout_ms": 50}
+    with serve_scene(CALM, grid.folder, **options) as grid.daemon:
+        grid.start_checks()
         yield grid
-
-
-def flood(grid: Grid) -> None:
-    jobs = [{"request": {"type": "flexible", "total_size": 2000}, "command": ["true"], "owner": "mallory"}] * 500
-    grid.daemon.http.post("/api/v1/jobs:batch", json={"jobs": jobs}).raise_for_status()
 
 
 INCIDENTS: dict[str, tuple[Callable[[Grid], Any], str]] = {
@@ -126,7 +184,30 @@ INCIDENTS: dict[str, tuple[Callable[[Grid], Any], str]] = {
         lambda grid: setattr(grid.certificate, "expires_at", time.time() + DAY_S),
         "the daemon's certificate expires soon: agents and commands will refuse to connect",
     ),
-    "queue of one user": (flood, "500 of the .* queued jobs belong to mallory"),
+    "hanging agent": (
+        lambda grid: grid.lose(NAMES[:1]),
+        f"the agent of {NAMES[0]} is absent.*its agent has not answered for 6 s",
+    ),
+    "token of an agent": (
+        lambda grid: grid.reject_agent(),
+        f"the agent of {NAMES[0]} is rejected.*a connection in its name was rejected: the token is wrong",
+    ),
+    "disk of the daemon": (
+        lambda grid: grid.disks.append(Disk("data", "/var/lib/koala", 2**20, 500 * 2**30)),
+        "the disk of the data is full: nothing more can be written",
+    ),
+    "database locked": (
+        lambda grid: grid.lock_database(),
+        "the database rejects writes: jobs and actions are rejected.*locked",
+    ),
+    "jobs fail at once": (
+        lambda grid: grid.fail_jobs(),
+        f"jobs fail on {NAMES[0]} as soon as they start.*6 of 6 jobs that ended there.*last exit code: 127",
+    ),
+    "queue of one user": (
+        lambda grid: grid.submit(500, "mallory").raise_for_status(),
+        "500 of the .* queued jobs belong to mallory",
+    ),
 }
 
 

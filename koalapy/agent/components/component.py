@@ -416,11 +416,8 @@ class Component:
                 self.record_result(index, result)
 
     def _was_saved_since_boot(self, index: int) -> bool:
-        """Return whether a node's runner saved its result after the machine had started, as on another machine.
-
-        The time of a copy from another account says nothing, and neither does one after the present.
-        """
-        if not self.was_cut or self.user:
+        """Return whether a node's runner saved its result since the machine's boot, by a time before the present."""
+        if not self.was_cut:
             return False
         with suppress(OSError):
             age = self.clock.now() - (self.folder.path / f"result.{index}.json").stat().st_mtime

@@ -155,10 +155,11 @@ class JobFolders:
                         "is too large, or not a log or result file of a runner"
                     )
                 remaining -= size if kind and kind[2] else 0
-                data = process.open_content(size).read()
+                data, time = process.open_content(size).read(), entry.get("mtime")
+                modified_at = min(max(0, time), 1 << 40) if isinstance(time, int) else 0
                 if not (kind and kind[1]) or into.read_result(int(name.split(".")[1])) is None:
                     try:
-                        replace_file(into.path / name, data, sync=False)
+                        replace_file(into.path / name, data, sync=False, modified_at=modified_at)
                     except OSError as error:
                         raise SiteUnavailable(f"cannot write {into.path / name}: {error.strerror}") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.core.settings import AgentTimeouts
+from koalapy.agent.core.spool import JournalFolder
 from tests.agent.conftest import FakeDaemon
 from tests.signals import until
 
@@ -232,6 +233,16 @@ async def test_forged_helper_output_writes_nothing(
     monkeypatch.undo()
     await daemon.send_command("stop", "7.1.0", reason="enough")
     await daemon.wait_for_state("7.1.0", "ended")
+
+
+async def test_copy_of_result_has_the_time_at_which_the_runner_saved_it(mapped: MappedSite, tmp_path: Path) -> None:
+    """So that an agent can tell whether the runner outlived a restart of the agent's machine."""
+    work = mapped.jobs / "alice" / "work-test-7.1.0"
+    await mapped.folders.make_folder("alice", work, {"result.0.json": b"{}", "runner.log": b"its last line"})
+    os.utime(work / "result.0.json", (50, 50))
+    await mapped.folders.fetch_results("alice", work, JournalFolder(tmp_path), 1, 1000)
+    assert (tmp_path / "result.0.json").stat().st_mtime == 50
+    assert (tmp_path / "runner.log").read_text() == "its last line"
 
 
 async def test_root_agent_runs_no_own_jobs(daemon: FakeDaemon, mapped: MappedSite) -> None:
