@@ -68,9 +68,8 @@ def use_chart(title: str, sums: UseSums, cluster: ClusterName = "", marks: Seque
 
 def render_chart(chart: Chart) -> Markup:
     """Return a chart as JSON for an attribute in single quotation marks, from which the script draws it."""
-    fields = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")}
-    curves = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
-    content = fields | {"at": list(chart.at), "curves": curves}
+    content = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")} | {"at": list(chart.at)}
+    content["curves"] = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
     return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
 
 

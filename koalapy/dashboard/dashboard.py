@@ -29,7 +29,7 @@ from koalapy.dashboard.cluster_table import render_nodes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
 from koalapy.dashboard.shared_pages import GZIP_HEADER, LEVEL, Event, LivePages, as_event_data
-from koalapy.dashboard.tables import TableDefinition, render_csv, render_table, render_values
+from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.simulation.twin import Report
@@ -167,7 +167,6 @@ class Dashboard:
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
             "render_table": render_table,
-            "render_values": render_values,
             "render_jobs": render_jobs,
             "render_nodes": render_nodes,
         }

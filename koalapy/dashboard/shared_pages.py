@@ -7,7 +7,6 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import structlog
@@ -127,14 +126,11 @@ class LivePages:
                     del self._pages[key]
 
     def _seconds_until_due(self, page: _LivePage) -> float:
-        """Return the seconds until a page may be refreshed, so that all pages stay within their share of a core.
-
-        Of all pauses that keep the share, these show all viewers changes with the least mean delay.
-        """
+        """Return the seconds until a page may be refreshed: all keep their share of a core at the least mean delay."""
         if page.requested_number == self._changes.number:
             return 0.0
-        weights = sum(sqrt(other.cost_s * other.followers) for other in self._pages.values())
-        pause = max(page.pause, sqrt(page.cost_s / page.followers) * weights / CPU_SHARE)
+        weights = sum((other.cost_s * other.followers) ** 0.5 for other in self._pages.values())
+        pause = max(page.pause, (page.cost_s / page.followers) ** 0.5 * weights / CPU_SHARE)
         return page.loaded_at + pause - asyncio.get_running_loop().time()
 
     async def _refresh(self, page: _LivePage) -> None:

@@ -16,17 +16,8 @@ from fastapi import Depends, Query, Request
 from markupsafe import Markup, escape
 
 from koalapy.api import fields
-from koalapy.dashboard.charts import Chart, Unit
-from koalapy.dashboard.rendering import (
-    format_iso_time,
-    format_percent,
-    format_seconds,
-    render_iso_time,
-    render_time,
-    with_query,
-)
+from koalapy.dashboard.rendering import format_iso_time, render_iso_time, with_query
 from koalapy.model.errors import UsageError
-from koalapy.model.history import DAY
 from koalapy.model.wording import escape_formula, suggest_names
 
 R = TypeVar("R")
@@ -346,30 +337,6 @@ def render_table(
         parts.append("</tr>\n")
     parts.append("</tbody></table></div>")
     return Markup("".join(parts))
-
-
-def render_values(charts: Sequence[Chart], title: str) -> Markup:
-    """Return the values of charts with the same slots as a table, the newest slot first."""
-    at, is_daily, heads, columns = charts[0].at, charts[0].length >= DAY, list[str](), list[list[str]]()
-    for chart in charts:
-        for curve in chart.curves:
-            name = escape(curve.name or "all")
-            heads.append(f'<th class="number">{name if curve.name or chart.curves[1:] else escape(chart.title)}</th>')
-            texts = [_value_text(value, chart.unit) for value in curve.values]
-            columns.append([f'<td class="number" data-name="{name}">{text}</td>' for text in texts])
-    times = [f"<td>{format_iso_time(time)[:10] if is_daily else render_time(time, exact=False)}</td>" for time in at]
-    rows = [f"<tr>{''.join(cells)}</tr>\n" for cells in zip(times, *columns, strict=True)][::-1]
-    head = f'<div class="wide" tabindex="0" role="group" aria-label="{escape(title)}"><table class="cards dense">'
-    head += f"<thead><tr><th>From</th>{''.join(heads)}</tr></thead>"
-    return Markup(f"{head}<tbody>\n{''.join(rows)}</tbody></table></div>")
-
-
-def _value_text(value: float | None, unit: Unit) -> str:
-    if value is None:
-        return "–"
-    if unit in ("share", "seconds"):
-        return format_percent(100 * value) if unit == "share" else format_seconds(value)
-    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str]:

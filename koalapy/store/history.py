@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from functools import cache
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     Boolean,
@@ -50,34 +50,6 @@ _history = tables.history.c
 _FINAL = [state.value for state in FINAL_STATES]
 
 
-class NodeSpans(NamedTuple):
-    """Nodes that a user had from a time in slot ``first`` to one in slot ``last``; of several components."""
-
-    owner: str
-    first: int
-    last: int
-    nodes: int
-    begins: float
-    """Sum over the nodes of the seconds from the start of slot 0 to the begin."""
-    ends: float
-
-
-def _slot_of(at: ColumnElement[float], since: float, slot_s: float) -> ColumnElement[int]:
-    """Return the number of the slot of a time, which is not before ``since``."""
-    slots = (at - since) / slot_s
-    return cast(slots, Integer) - case((cast(slots, Integer) > slots, 1), else_=0)  # PostgreSQL rounds
-
-
-def _select_node_use(since: float, until: float, owners: Collection[str], *columns: ColumnElement[Any]) -> Select[Any]:
-    """Return a query for the components that had nodes in a time range, in ended attempts of users' jobs; ``owners``:
-    only of these users."""
-    active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
-    under_way = active & (_parts.generation == _jobs.generation)
-    query = select(*columns).join(tables.jobs, _jobs.id == _parts.job_id)
-    query = query.where(_parts.ended_at > since, _parts.claimed_at < _parts.ended_at, THEIRS_ARE_USERS, ~under_way)
-    return query.where(_parts.claimed_at < until, *([_jobs.owner.in_(owners)] if owners else []))
-
-
 class HistoryStore:
     """The ended jobs and the daily figures."""
 
@@ -91,22 +63,18 @@ class HistoryStore:
         self._database, self._max_runs, self._max_freed_pages = database, max_runs, max_freed_pages
         self._max_examined = max_examined
 
-    def node_use(self, since: float, until: float) -> list[NodeUse]:
-        """Return the node use of each component in a time range, in ended attempts of users' jobs."""
-        columns = _jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at
+    def node_use(self, since: float, until: float, owners: Collection[str] = ()) -> list[NodeUse]:
+        """Return the node use of each component in a time range, in ended attempts of users' jobs; ``owners``: only of
+        these users."""
+        active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
+        under_way = active & (_parts.generation == _jobs.generation)
+        query = select(_jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at)
+        query = query.join(tables.jobs, _jobs.id == _parts.job_id).where(
+            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, THEIRS_ARE_USERS, ~under_way
+        )
+        query = query.where(_parts.claimed_at < until, *([_jobs.owner.in_(owners)] if owners else []))
         with self._database.reading() as connection:
-            return [NodeUse(*row) for row in connection.execute(_select_node_use(since, until, (), *columns))]
-
-    def node_spans(self, since: float, until: float, slot_s: float, owners: Collection[str] = ()) -> list[NodeSpans]:
-        """Return the node use within a time range, summed by owner and by slots of ``slot_s`` seconds."""
-        begin = case((_parts.claimed_at < since, since), else_=_parts.claimed_at)
-        end = case((_parts.ended_at > until, until), else_=_parts.ended_at)
-        first, last = (_slot_of(at, since, slot_s) for at in (begin, end))
-        slots = first.label("first_slot"), last.label("last_slot")
-        sums = func.sum(_parts.size), *(func.sum(_parts.size * (at - since)) for at in (begin, end))
-        query = _select_node_use(since, until, owners, _jobs.owner, *slots, *sums)
-        with self._database.reading() as connection:
-            return [NodeSpans(*row) for row in connection.execute(query.group_by(_jobs.owner, *slots))]
+            return [NodeUse(*row) for row in connection.execute(query)]
 
     def charges(self, since: float) -> list[Charge]:
         """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users. Earlier
@@ -161,7 +129,8 @@ class HistoryStore:
 
     def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return how many users' jobs ended in a time range, by slot of ``slot_s`` seconds and final state."""
-        slot, state = _slot_of(_history.ended_at, since, slot_s).label("slot"), _history.state
+        at, state = (_history.ended_at - since) / slot_s, _history.state
+        slot = (cast(at, Integer) - case((cast(at, Integer) > at, 1), else_=0)).label("slot")  # PostgreSQL rounds
         query = select(slot, state, func.count().label("jobs"))
         query = query.where(_history.ended_at >= since, _history.ended_at <= until)
         rows = self._database.rows(query.group_by(slot, state))

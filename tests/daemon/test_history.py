@@ -122,15 +122,6 @@ async def test_node_seconds_of_some_users_in_a_past_time(place: Place) -> None:
     everything = await place.history.read_node_seconds(start, start + DAY, DAY)
     assert everything == {"ada": [9 * 3600.0], "bob": [4 * 3600.0]}
     assert await place.history.read_node_seconds(start, start + DAY, DAY, ["bob"]) == {"bob": [4 * 3600.0]}
-    runs = make_job(9, day=THURSDAY, hours=100, clusters={"north": 10}, state=JobState.RUNNING)
-    place.active = [replace(runs, spec=replace(runs.spec, owner="cyd"))]
-    half_past = start + DAY / 2 + 1800
-    by_hour = await place.history.read_node_seconds(half_past, half_past + 7200, 3600)
-    assert by_hour == {
-        "ada": [5 * 3600.0 - 1800, 4 * 1800.0],
-        "bob": [4 * 1800.0, 0.0],
-        "cyd": [10 * 3600.0, 10 * 3600.0],
-    }
 
 
 async def test_history_by_week_begins_on_monday(place: Place) -> None:

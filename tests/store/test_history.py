@@ -177,11 +177,8 @@ def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
     assert uses == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
     assert len(stores.history.node_use(8.5, 99.0)) == 3
     assert {use.start for use in stores.history.node_use(8.5, 10.5)} == {10.0, 5.0}
+    assert [use.owner for use in stores.history.node_use(8.5, 99.0, ["bob", "cyd"])] == ["bob"]
     assert stores.history.node_use(100.0, 199.0) == []
-    spans = {(*span[:4], span.ends - span.begins) for span in stores.history.node_spans(8.0, 18.0, 5.0)}
-    assert spans == {("alice", 0, 0, 2, 2.0), ("alice", 0, 2, 2, 16.0), ("bob", 0, 2, 2, 14.0)}
-    assert [span.owner for span in stores.history.node_spans(8.0, 18.0, 5.0, ["bob", "cyd"])] == ["bob"]
-    assert stores.history.node_spans(100.0, 199.0, 5.0) == []
 
 
 def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) -> None:

@@ -33,9 +33,10 @@ from koalapy.model.history import (
 )
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.model.times import parse_moment
-from koalapy.store.history import HistoryStore, NodeSpans
+from koalapy.store.history import HistoryStore
 
 MAX_LINES = 5000
 """Lines of one table."""
@@ -173,23 +174,28 @@ class History:
     ) -> dict[str, list[float]]:
         """Return the node-seconds of each user in each slot of a time range, with those of active jobs. ``owners``:
         only of these users."""
-        now, slots = min(self._clock(), until), ceil((until - since) / slot_s - 1e-6)
-        spans = await query(self._store.node_spans, since, until, slot_s, owners)
-        for job in self._jobs():
-            owner, is_meant = job.spec.owner, job.state.is_active and not job.spec.internal
-            for part in job.attempt.components if job.attempt and is_meant and (not owners or owner in owners) else ():
-                if part.claimed_at is not None:
-                    begin, end = max(0.0, part.claimed_at - since), min(part.ended_at or now, now) - since
-                    slot, last = int(begin / slot_s), int(end / slot_s)
-                    spans.append(NodeSpans(owner, slot, last, part.size, part.size * begin, part.size * end))
-        sums: dict[str, list[float]] = {}
-        for span in spans:
-            if span.begins < span.ends:
-                of_user = sums.setdefault(span.owner, [0.0] * slots)
-                for slot in range(span.first, min(span.last + 1, slots)):
-                    begins = span.begins if slot == span.first else span.nodes * slot * slot_s
-                    of_user[slot] += (span.ends if slot == span.last else span.nodes * (slot + 1) * slot_s) - begins
-        return sums
+        now, slots = self._clock(), ceil((until - since) / slot_s - 1e-6)
+        active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
+        uses = [
+            NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
+            for job in active
+            for one in (job.attempt.components if job.attempt else ())
+            if one.claimed_at is not None and (not owners or job.spec.owner in owners)
+        ]
+
+        def sum_up(ended: Sequence[NodeUse]) -> dict[str, list[float]]:
+            sums: dict[str, list[float]] = {}
+            for use in (*ended, *uses):
+                start, end = max(use.start, since), min(use.end, until)
+                if start >= end:
+                    continue
+                of_user = sums.setdefault(use.owner, [0.0] * slots)
+                for slot in range(int((start - since) / slot_s), min(slots, ceil((end - since) / slot_s))):
+                    begin = since + slot * slot_s
+                    of_user[slot] += use.nodes * max(0.0, min(end, begin + slot_s) - max(start, begin))
+            return sums
+
+        return await asyncio.to_thread(sum_up, await query(self._store.node_use, since, until, owners))
 
     async def list_components(
         self, since: float, until: float, limit: int, cluster: ClusterName = ""

@@ -31,8 +31,6 @@ FIGURES: dict[str, tuple[str, Unit]] = {
 """The charts by day: attributes of ``UsageLine`` with their titles and units."""
 MAX_CURVES = 8
 """Maximum number of curves in a chart: those with the most node-seconds."""
-MAX_HOURLY_S = 8 * DAY
-"""Length of a range up to which the nodes of users are summed by the hour from each job; others have daily sums."""
 Names = Annotated[list[Name], Query(max_length=MAX_CURVES, description="only these clusters, users, policies, ...")]
 
 
@@ -120,7 +118,7 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         largest = largest_names(table.lines)
         shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
         charts, by_day = list[Chart](), charts_by_day(table.lines, shown)
-        if by is Kind.USER and time_range.seconds <= MAX_HOURLY_S:
+        if by is Kind.USER and time_range.seconds < 8 * DAY:  # the others have daily sums, which cost less
             charts = await charts_of_users(history, time_range, shown)
         elif by in (Kind.GRID, Kind.CLUSTER) and shown:
             sums = await services.samples.read(time_range.start, time_range.end, shown)
