@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import structlog
@@ -129,8 +130,8 @@ class LivePages:
         """Return the seconds until a page may be refreshed: all keep their share of a core at the least mean delay."""
         if page.requested_number == self._changes.number:
             return 0.0
-        weights = sum((other.cost_s * other.followers) ** 0.5 for other in self._pages.values())
-        pause = max(page.pause, (page.cost_s / page.followers) ** 0.5 * weights / CPU_SHARE)
+        weights = sum(sqrt(other.cost_s * other.followers) for other in self._pages.values())
+        pause = max(page.pause, sqrt(page.cost_s / page.followers) * weights / CPU_SHARE)
         return page.loaded_at + pause - asyncio.get_running_loop().time()
 
     async def _refresh(self, page: _LivePage) -> None:
