@@ -15,8 +15,6 @@ from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.forecast import add_forecast
 from koalapy.dashboard.pages.history import add_history
 from koalapy.dashboard.pages.job import add_job
-from koalapy.dashboard.pages.maintenance import add_maintenance
-from koalapy.dashboard.pages.mine import add_mine
 from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.new_job import add_new_job
 from koalapy.dashboard.pages.overview import add_overview
@@ -49,7 +47,6 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     survey = Survey(engine.queries.jobs())
     engine.subscribe(survey.update)
     add_overview(dashboard, services, survey)
-    add_mine(dashboard, services)
     add_queue(dashboard, services)
     add_search(dashboard)
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
@@ -58,7 +55,6 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_timeline(dashboard, services)
     add_forecast(dashboard, services)
     add_network(dashboard, services, survey)
-    add_maintenance(dashboard, services)
     add_scheduler(dashboard)
     add_users(dashboard, services, login.identities, audit)
     add_files(dashboard, services)

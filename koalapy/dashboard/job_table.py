@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from koalapy.dashboard.rendering import render_age, render_iso_time, state_badge
+from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
 from koalapy.dashboard.tables import (
     Column,
@@ -46,8 +46,8 @@ def _ran_cell(row: JobRow, now: float) -> str:
     return render_age(row.started_at, now) if row.started_at else ""
 
 
-def _format_expected(start: str) -> Markup:
-    return Markup("≈ ") + render_iso_time(start, exact=False)
+def _format_expected(start: float) -> str:
+    return f"≈ {render_time(start, exact=False)}"
 
 
 def _format_clusters(where: str) -> str:
@@ -78,6 +78,7 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("waited", "Waited", style="number", html=_waited_cell),
         time_column("started", "Started", "started_at", is_optional=True),
         Column("ran", "Ran", style="number", html=_ran_cell),
+        time_column("ended", "Ended", "ended_at"),
         Column("restarts", "Restarts", style="number", is_optional=True),
         Column("home", "Home site", attrgetter("home_site"), is_optional=True),
         Column("clusters", "Clusters", attrgetter("where"), format=_format_clusters, is_sortable=False),
@@ -130,6 +131,7 @@ _PUBLIC_KEYS: Mapping[str, Callable[[Job], Value]] = {
     # The longest wait first in the descending order, as with the oldest submission.
     "waited": lambda job: -job.submitted_at if job.placed_at is None else None,
     "ran": lambda job: None if job.started_at is None else -job.started_at,
+    "ended": lambda job: job.ended_at,
     "home": lambda job: job.spec.home_site or None,
 }
 _PRIVATE_KEYS: Mapping[str, Callable[[Job], Value]] = {

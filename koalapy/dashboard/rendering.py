@@ -107,9 +107,9 @@ def _utc_text(iso_time: str) -> str:
     return iso_time.replace("T", " ").rstrip("Z")
 
 
-def render_iso_time(text: str | None, *, exact: bool = True) -> Markup:
+def render_iso_time(text: str | None) -> Markup:
     """Return an ISO 8601 time as a ``time`` element, ``–`` for None."""
-    return render_time(None if text is None else datetime.fromisoformat(text).timestamp(), exact=exact)
+    return render_time(None if text is None else datetime.fromisoformat(text).timestamp())
 
 
 def render_age(timestamp: float | None, now: float) -> Markup:

@@ -57,6 +57,7 @@ class JobRow:
     started_at: float | None
     ran: float | None
     """Run time in seconds; None before the end of the job, and if it never ran."""
+    ended_at: float | None
     reason: str
     application: str
     policy: str
@@ -106,6 +107,7 @@ def job_row(
         waited=None if job.state.is_waiting or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
         started_at=started_at,
         ran=None if started_at is None or job.ended_at is None else max(0.0, job.ended_at - started_at),
+        ended_at=job.ended_at,
         reason=reason if whole_reason else shorten(reason, MAX_REASON_LENGTH),
         application=application_of(spec) if may_see_all else "",
         policy=spec.policy,

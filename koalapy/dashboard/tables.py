@@ -16,7 +16,7 @@ from fastapi import Depends, Query, Request
 from markupsafe import Markup, escape
 
 from koalapy.api import fields
-from koalapy.dashboard.rendering import format_iso_time, render_iso_time, with_query
+from koalapy.dashboard.rendering import format_iso_time, render_time, with_query
 from koalapy.model.errors import UsageError
 from koalapy.model.wording import escape_formula, suggest_names
 
@@ -62,11 +62,15 @@ class Column(Generic[R]):
 
 
 def time_column(
-    name: str, title: str, attribute: str, to_html: Callable[[str], str] = render_iso_time, **options: Any
+    name: str, title: str, attribute: str, to_html: Callable[[float], str] = render_time, **options: Any
 ) -> Column[Any]:
     """Return a column with the time in an attribute of the rows, in seconds since the epoch or None."""
     get: Callable[[Any], float | None] = attrgetter(attribute)
-    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", to_html, **options)
+
+    def html(row: Any, now: float) -> str:
+        return "" if (at := get(row)) is None else to_html(at)
+
+    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", html=html, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,16 @@ def parse_position(text: str) -> tuple[Any, Any]:
     return tuple(value) if isinstance(value, list) else value, ident
 
 
+def parse_number_position(text: str) -> int:
+    """Return the number of the last row of the previous page; 0 on the first page."""
+    if not text:
+        return 0
+    ident = parse_position(text)[1]
+    if not isinstance(ident, int) or not 0 < ident <= fields.MAX_ID:
+        raise invalid_position(text)
+    return ident
+
+
 def invalid_position(text: str) -> UsageError:
     """Return the error for a position of which the table has no row."""
     return UsageError("the position is not valid", field="after", value=text[:200], hint="open the first page again")
@@ -343,16 +357,14 @@ def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str
     """Return the contents of a column's cells as HTML."""
     if (html := column.html) is not None:
         return [html(row, now) for row in rows]
-    values, show = [column.getter(row) for row in rows], column.format or _format_value
-    texts = ["" if value is None else str(escape(show(value))) for value in values]
+    values = shown = list(map(column.getter, rows))
+    if (show := column.format) is not None:
+        shown = ["" if value is None else show(value) for value in values]
+    texts = ["" if one is None else f"{one:,}" if isinstance(one, int) else str(escape(one)) for one in shown]
     if (href := column.href) is None:
         return texts
     cells = zip(rows, values, texts, strict=True)
     return [link(href(row), Markup(text)) if value else text for row, value, text in cells]
-
-
-def _format_value(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _heading(column: Column[Any], view: TableView) -> str:

@@ -151,6 +151,23 @@ def make_row(name: str, is_connected: bool) -> ClusterRow:
     return ClusterRow(name, "slurm", state, "", counts, 4, *contact, None, 0, False, False)
 
 
+def test_ended_jobs_are_sorted_by_their_ends(scene: ServedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(**query: Any) -> list[dict[str, Any]]:
+        return list(scene.http.get("/queue.json", params={"q": "state:over"} | query).json()["jobs"])
+
+    newest = rows(sort="-ended")
+    ends = [row["ended_at"] for row in newest]
+    assert ends == sorted(ends, reverse=True)
+    assert [row["id"] for row in newest] != [row["id"] for row in rows()], "the order of ids is another one"
+    assert [row["id"] for row in rows(sort="ended")] == [row["id"] for row in newest][::-1]
+    first = scene.http.get("/queue.json?q=state:over&sort=-ended&limit=5").json()
+    second = scene.http.get(first["table"]["next"].replace("/queue?", "/queue.json?")).json()["jobs"]
+    assert [row["id"] for row in (*first["jobs"], *second)] == [row["id"] for row in newest[:10]]
+    monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SELECTED", 5)
+    view = scene.http.get("/queue.json?q=state:over&sort=ended").json()
+    assert (view["jobs"], view["problem"]) == ([], "too many ended jobs match to sort them by their ends")
+
+
 def test_table_and_csv_have_folded_clusters(scene: ServedDaemon) -> None:
     def names(path: str) -> set[str]:
         return {row["cluster"] for row in scene.http.get(f"/clusters.json{path}").json()["clusters"]}

@@ -15,9 +15,8 @@ from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
     TableParameters,
-    invalid_position,
     make_view,
-    parse_position,
+    parse_number_position,
     sort_of,
     time_column,
     write_position,
@@ -99,7 +98,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         since: Since = "",
     ) -> View:
         """Return the entries that match the filters, by default newest first."""
-        sort, position = sort_of(AUDIT, table, SORTABLE), parse_entry_position(table.after)
+        sort, position = sort_of(AUDIT, table, SORTABLE), parse_number_position(table.after)
         is_newest_first = sort.startswith("-")
         before, after = (position, 0) if is_newest_first else (0, position)
         audit_filter = AuditFilter(
@@ -113,13 +112,3 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
             AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after, sortable=SORTABLE
         )
         return {"entries": shown, "table": view, "spans": SPANS}
-
-
-def parse_entry_position(text: str) -> int:
-    """Return the id of the last entry of the previous page, 0 on the first page."""
-    if not text:
-        return 0
-    ident = parse_position(text)[1]
-    if not isinstance(ident, int) or not 0 < ident <= fields.MAX_ID:
-        raise invalid_position(text)
-    return ident

@@ -1,4 +1,4 @@
-"""The pages Clusters and one cluster, with the actions drain, resume and clear."""
+"""The pages Clusters, one cluster and Maintenance, with the actions drain, resume and clear."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.clusters import Name, may_see_errors
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, may_see_errors
 from koalapy.daemon.agents.questions import list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
@@ -16,15 +16,17 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
 from koalapy.dashboard.charts import use_chart
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
-from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate, View
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, Simulate, View, parse_body
 from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.pages.timeline import drains_of, hide_details
+from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import Survey, alert_row, cluster_row, fold_clusters, natural_key, sum_counts
 from koalapy.dashboard.tables import TableParameters, TableQuery, Words, matches_text, show_rows
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import LrmCalls
+from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
 
@@ -59,11 +61,12 @@ def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
 
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
-    """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
+    """Add the pages of clusters and of their drains, and the actions of operators on a cluster."""
     _add_list(dashboard, services, survey)
     _add_nodes(dashboard, services)
     _add_cluster(dashboard, services, survey, audit_log)
     _add_actions(dashboard, services)
+    _add_maintenance(dashboard, services)
 
 
 def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
@@ -195,3 +198,54 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     async def clear(name: Name, form: SentForm) -> str:
         await services.jobs.clear_cluster(name)
         return cluster_path(name)
+
+
+def _add_maintenance(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of all drains, and the actions of operators that drain and resume clusters."""
+    grid = dashboard.engine.queries.grid
+
+    @dashboard.page("/maintenance", "maintenance.html", operation="list_clusters", title="Maintenance", key="m")
+    async def show() -> View:
+        records = services.jobs.list_clusters()
+        drains: list[View] = [
+            {
+                "cluster": record.name,
+                "nodes": record.total,
+                # Components of jobs that have nodes there now
+                "active": len(cluster.nodes.live),
+                "drain": drain,
+                "is_planned": drain is not cluster.drained,
+            }
+            for record in records
+            for cluster in [grid[record.name]]
+            for drain in drains_of(cluster)
+        ]
+        drains.sort(key=lambda row: (row["drain"].since, row["cluster"]))
+        return {"drains": drains, "clusters": sorted((record.name for record in records), key=natural_key)}
+
+    async def order_drain(name: ClusterName, caller: Identity, form: Form) -> None:
+        """Drain a cluster as a form orders. Raise ``UsageError`` for an invalid field."""
+        given = {key: value for key in ("begin", "end") if (value := form.get(key))}
+        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
+        await services.jobs.drain_cluster(name, caller, **order.model_dump())
+
+    @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
+    async def drain(name: Name, caller: Caller, form: SentForm) -> str:
+        await order_drain(name, caller, form)
+        return cluster_path(name)
+
+    @dashboard.action("/clusters/{name}/drain/preview", operation="preview_drain")
+    async def predict(name: Name, form: SentForm) -> str:
+        return with_query(f"{cluster_path(name)}/drain", begin=form.get("begin"), end=form.get("end"))
+
+    @dashboard.action("/maintenance", operation="drain_cluster")
+    async def plan(caller: Caller, form: SentForm) -> str:
+        await order_drain(form.get("cluster"), caller, form)
+        return "/maintenance"
+
+    @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
+    async def resume(name: Name, form: SentForm) -> str:
+        keys = ("planned", "begin", "ordered")
+        order = parse_body(ResumeOrder, {key: value for key in keys if (value := form.get(key))})
+        await services.jobs.resume_cluster(name, **order.model_dump())
+        return "/maintenance" if order.planned or order.begin else cluster_path(name)

@@ -9,7 +9,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Query
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
@@ -51,28 +51,25 @@ class LinkDirection:
     relayed: bool
     """Whether MPI messages go over relays now."""
 
-
-@dataclass(frozen=True, slots=True)
-class NetworkView:
-    """The map, and links in both directions by source and target. In a large grid, only those of clusters with a known
-    link are in rows."""
-
-    map: GridMap
-    job_count: int
-    """Number of active jobs with nodes on several clusters."""
-    drawn_jobs: int
-    clusters: Sequence[ClusterName]
-    rows: Sequence[Sequence[LinkDirection]]
-    stale_after: float
-    """Seconds after which a measurement counts as stale."""
-    notes: Sequence[tuple[ClusterName, ClusterName, str]]
-    """Links with running measurements or errors."""
-    omitted: Sequence[ClusterName]
-    """Clusters without a known link, which have no row."""
-
-    def render_row(self, index: int) -> Markup:
-        """Return the cells of a row as HTML. A grid of 60 clusters may have 3,600 of them."""
-        return Markup("".join(map(_render_link, self.rows[index])))
+    def __html__(self) -> str:
+        """Return its cell of the heat map. A grid of 60 clusters may have 3,600 of them."""
+        if self.state is LinkState.UNREACHABLE:
+            text = "not measured" if self.relayed else "unreachable"
+        elif self.bandwidth is None and self.latency is None:
+            text = '–<span class="hidden">not measured</span>'
+        else:
+            text = f"{format_rate(self.bandwidth)}<br><small>{format_seconds(self.latency)}</small>"
+            if self.state is LinkState.STALE:
+                text += ' <span class="stale">stale</span>'
+        if self.relayed:
+            text += "<small>relayed</small>"
+        if self.under_way:
+            text += "<small>being measured</small>"
+        (source, source_path), (target, target_path) = _name_forms(self.source), _name_forms(self.target)
+        return (
+            f'<td class="step{self.step} {self.state}"><a href="/network/{source_path}/{target_path}">'
+            f'<span class="hidden">{source} to {target}: </span>{text}</a></td>'
+        )
 
 
 CHART_UNITS: dict[str, Unit] = {"Bandwidth": "rate", "Latency": "seconds"}
@@ -125,26 +122,6 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
             problem = "unreachable" if record.state is LinkState.UNREACHABLE else "the last measurement failed"
             notes.append((*record.pair, f"{problem}: {record.measurements.error}"))
     return notes
-
-
-def _render_link(link: LinkDirection) -> str:
-    if link.state is LinkState.UNREACHABLE:
-        text = "not measured" if link.relayed else "unreachable"
-    elif link.bandwidth is None and link.latency is None:
-        text = '–<span class="hidden">not measured</span>'
-    else:
-        text = f"{format_rate(link.bandwidth)}<br><small>{format_seconds(link.latency)}</small>"
-        if link.state is LinkState.STALE:
-            text += ' <span class="stale">stale</span>'
-    if link.relayed:
-        text += "<small>relayed</small>"
-    if link.under_way:
-        text += "<small>being measured</small>"
-    (source, source_path), (target, target_path) = _name_forms(link.source), _name_forms(link.target)
-    return (
-        f'<td class="step{link.step} {link.state}"><a href="/network/{source_path}/{target_path}">'
-        f'<span class="hidden">{source} to {target}: </span>{text}</a></td>'
-    )
 
 
 @lru_cache(1000)
@@ -208,7 +185,7 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
     network, queries = services.network, dashboard.engine.queries
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
-    async def matrix() -> NetworkView:
+    async def matrix() -> View:
         """Return the map, and the newest measurement of each pair of clusters and within each cluster."""
         names, omitted = network.cluster_names, list[ClusterName]()
         if len(names) > MAX_COMPLETE:
@@ -222,18 +199,20 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             names = [name for name in names if name in with_link]
         records = network.list_links(combinations_with_replacement(names, 2))
         links = link_directions(records)
-        rows = [[links[source, target] for target in names] for source in names]
         jobs = coallocated_jobs(queries)
-        return NetworkView(
-            map=make_map(services, survey, queries, dashboard.engine.clock(), jobs),
-            job_count=len(jobs),
-            drawn_jobs=len(drawn_jobs(jobs)),
-            clusters=names,
-            rows=rows,
-            stale_after=network.stale_after,
-            notes=notes_of(records),
-            omitted=omitted,
-        )
+        return {
+            "map": make_map(services, survey, queries, dashboard.engine.clock(), jobs),
+            # Active jobs with nodes on several clusters, and those that the map shows
+            "job_count": len(jobs),
+            "drawn_jobs": len(drawn_jobs(jobs)),
+            "clusters": names,
+            # The links by source and target
+            "rows": [[links[source, target] for target in names] for source in names],
+            "stale_after": network.stale_after,
+            "notes": notes_of(records),
+            # Clusters without a known link, which have no row
+            "omitted": omitted,
+        }
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> View:
@@ -257,12 +236,9 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
     measurements = await network.read_history(first, second, limit)
     first, second = pair_of(first, second)
     (record,) = network.list_links([(first, second)])
-    links = link_directions([record])
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
     return {
         "record": record,
-        "forward": links[first, second],
-        "backward": links[second, first],
         "rejection_reason": network.rejection_reason((first, second)),
         "measurements": measurements,
         # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first

@@ -57,16 +57,12 @@ TileSort = Literal["trouble", "load", "name"]
 """The order of the clusters: those with problems first, then by load; by the share of used nodes; by name."""
 
 
-def load_of(row: ClusterRow) -> float:
-    """Return the share of a cluster's nodes that are in use."""
-    return (row.nodes.ours + row.nodes.local) / row.total if row.total else 0.0
-
-
 def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     """Return clusters in an order of tiles; ties by name."""
+    by_name = sorted(rows, key=lambda row: natural_key(row.cluster))
     if order == "name":
-        return sorted(rows, key=lambda row: natural_key(row.cluster))
-    by_load = sorted(rows, key=lambda row: (-load_of(row), natural_key(row.cluster)))
+        return by_name
+    by_load = sorted(by_name, key=lambda row: -(row.nodes.ours + row.nodes.local) / max(1, row.total))
     return by_load if order == "load" else sorted(by_load, key=severity)
 
 

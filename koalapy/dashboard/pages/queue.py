@@ -1,4 +1,4 @@
-"""The page Jobs: jobs by a filter, and actions on many jobs at once."""
+"""The pages Jobs and My jobs: jobs by a filter, and actions on many jobs at once; a user's own jobs, limits and use."""
 
 from asyncio import to_thread
 from collections import Counter
@@ -18,8 +18,8 @@ from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
-from koalapy.dashboard.job_table import JOBS, job_sort_key
-from koalapy.dashboard.rows import build_rows
+from koalapy.dashboard.job_table import JOBS, job_sort_key, queue_place
+from koalapy.dashboard.rows import build_rows, job_row
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
     TableParameters,
@@ -27,9 +27,8 @@ from koalapy.dashboard.tables import (
     TableView,
     Value,
     cut_page,
-    invalid_position,
     make_view,
-    parse_position,
+    parse_number_position,
     sort_of,
     write_position,
 )
@@ -42,6 +41,8 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of, owns
 
+MAX_UNFINISHED, MAX_ENDED = 50, 10
+"""Maximum number of own jobs that are shown."""
 MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
@@ -66,21 +67,27 @@ SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
 async def _find_page(
     finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
 ) -> tuple[list[Job], TableView]:
-    """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers only."""
-    search = parse_search(q)
-    if search.states & FINAL_STATES:
+    """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers, newest first, or if
+    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more."""
+    search, sortable, total = parse_search(q), None, None
+    if search.states & FINAL_STATES and query.sort.removeprefix("-") == "ended":
+        result, sort, sortable = await finder.find_jobs(search, caller, limit=MAX_SELECTED), query.sort, ("id", "ended")
+        if result.next_below:
+            hint = "narrow the filter, as with ended:2026-11-24"
+            raise UsageError("too many ended jobs match to sort them by their ends", field="q", value=q, hint=hint)
+        total = len(result.jobs)
+        found, after = cut_page([(job.ended_at, job.id, job) for job in result.jobs], query, sort)
+    elif search.states & FINAL_STATES:
         sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
             hint = "exclude ended jobs, as with state:waiting"
             raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
-        below = parse_position(query.after)[1] if query.after else None
-        if below is not None and not (isinstance(below, int) and 0 < below <= fields.MAX_ID):
-            raise invalid_position(query.after)
+        below = parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-        found, total, sortable = list(result.jobs), None, ("id",)
+        found, sortable = list(result.jobs), ("id", "ended")
         after = write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
-        matching, sort, sortable = await finder.find_unfinished(search, caller), sort_of(JOBS, query), None
+        matching, sort = await finder.find_unfinished(search, caller), sort_of(JOBS, query)
         key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
         async for slice_of_jobs in iterate_in_slices(matching):
             keyed += [(key(job), job.id, job) for job in slice_of_jobs]
@@ -95,6 +102,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     """Add the page that lists and searches jobs, and those that change many jobs at a time."""
     finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
     _add_list(dashboard, services.jobs, services.forecasts, finder)
+    _add_mine(dashboard, services, finder)
     _add_confirmation(dashboard, services.jobs, finder)
     _add_actions(dashboard, services.jobs.bulk)
 
@@ -129,6 +137,38 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
                 for cluster in queries.grid.clusters()
                 if any(word in cluster.name.lower() for word in q.lower().split() if ":" not in word)
             ][:MAX_CLUSTERS],
+        }
+
+
+def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> None:
+    """Add the page of the caller's own jobs, limits and use."""
+    queries, jobs, limits = dashboard.engine.queries, services.jobs, services.limits
+
+    @dashboard.page("/my-jobs", "my_jobs.html", operation="show_limits", title="My jobs", key="y")
+    async def mine(caller: Caller) -> View:
+        """Return the caller's unfinished jobs as in the queue, the last ended ones, and the limits in use."""
+        own = format_term("user", caller.user)
+        unfinished = await finder.find_unfinished(parse_search(own), caller)
+        unfinished.sort(key=lambda job: queue_place(job, queries.queues))
+        ended = await finder.find_jobs(parse_search(f"{own} state:over"), caller, limit=MAX_ENDED)
+        states = Counter(job.state for job in unfinished)
+        rows = await build_rows(unfinished[:MAX_UNFINISHED], caller, jobs, queries, services.forecasts.latest_forecast)
+        active = [job for job in unfinished if job.state.is_active]
+        return {
+            "user": caller.user,
+            "filter": own,
+            "running": states[JobState.RUNNING],
+            "about_to_run": len(active) - states[JobState.RUNNING],
+            "waiting": states[JobState.QUEUED],
+            "held": states[JobState.HELD],
+            # Nodes that active jobs have or are claiming
+            "nodes": sum(job.spec.request.total_size for job in active),
+            "unfinished": rows,
+            "more_unfinished": len(unfinished) - len(rows),
+            # The jobs with the highest numbers that have ended
+            "ended": [job_row(jobs.make_record(job), caller) for job in ended.jobs],
+            "scopes": await limits.read_limits(caller.user),
+            "contact": limits.limits.contact,
         }
 
 
