@@ -43,8 +43,7 @@ KEEP_ALIVE = Event(b":\n\n", struct.pack("<BHH", 0, 3, 0xFFFF ^ 3) + b":\n\n")
 
 def as_event_data(text: str) -> str:
     """Return a text as the data of a server-sent event, whose id and end must follow."""
-    lines = _LINE_END.sub("\ndata: ", text)
-    return f"data: {lines}\n"
+    return "data: " + _LINE_END.sub("\ndata: ", text) + "\n"
 
 
 def make_event(text: str, version: str) -> Event:
