@@ -37,7 +37,8 @@ def test_all_told_is_durable_when_it_is_told(recording: Recording) -> None:
         if told.kind == "ended":
             needed.append(rf"(output|results)/{told.job}(/.*)?")
         for path, is_name in disk.list_forgettable():
-            if re.fullmatch("|".join(needed), path) and (is_name or path != "job-numbers"):
+            # A checkpoint may be writing the database, of which the flushed log still has all.
+            if re.fullmatch("|".join(needed), path) and (is_name or path not in ("job-numbers", "koala.db")):
                 problems.append(f"{told.kind} {told.job}: {path} may be {'forgotten' if is_name else 'cut'}")
     assert problems == []
 
@@ -65,11 +66,12 @@ def test_unflushed_commits_lose_what_was_told(recording: Recording) -> None:
 @pytest.mark.parametrize("loss", [Loss.STRICT, Loss.CONTENT])
 def test_success_whose_files_are_not_sent_does_not_survive_loss_of_power(recording: Recording, loss: Loss) -> None:
     """Cut the power when the journal has the result of the job with files, and nobody has flushed the files."""
-    [token] = {found[1] for change in recording.changes if (found := STAGE_JOURNAL.search(change.path))}
-    journal = next(change.inode for change in recording.changes if change.path.endswith(f"/{token}/journal"))
+    tokens = {found[1] for change in recording.changes if (found := STAGE_JOURNAL.search(change.path))}
+    ends = tuple(f"/{token}/journal" for token in tokens)  # several after an attempt that a busy machine has delayed
+    journals = {change.inode for change in recording.changes if change.path.endswith(ends)}
     is_written, cut = False, 0
     for number, change in enumerate(recording.changes, 1):
-        if change.inode == journal:
+        if change.inode in journals:
             is_written |= change.kind == "W" and b'"result.0"' in change.data
             if is_written and change.kind == "S":
                 cut = number

@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
 from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
+from koalapy.dashboard.pages.overview import starts_after_gaps
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
 from koalapy.dashboard.time_range import parse_range
@@ -166,6 +167,18 @@ def test_ended_jobs_are_sorted_by_their_ends(scene: ServedDaemon, monkeypatch: p
     monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SELECTED", 5)
     view = scene.http.get("/queue.json?q=state:over&sort=ended").json()
     assert (view["jobs"], view["problem"]) == ([], "too many ended jobs match to sort them by their ends")
+
+
+def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:
+    charts = scene.http.get("/now.json").json()["charts"]
+    started = [at for at, text in charts["queue"]["marks"] if text == "the daemon started"]
+    now = scene.engine.clock()
+    assert len(started) == 2, "after the gap in the samples, and now"
+    assert started[0] == pytest.approx(now - 200 * 60, abs=1200)
+    assert now - 3600 < started[1] <= now
+    slots = UseSums(60, range(0, 360, 60), {"": {start: UseSum(start, "", 1) for start in (60, 120, 240, 300)}})
+    assert starts_after_gaps(slots) == [240], "the first samples end no gap"
+    assert starts_after_gaps(UseSums(60, (0, 60), {})) == []
 
 
 def test_table_and_csv_have_folded_clusters(scene: ServedDaemon) -> None:

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import inf
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
@@ -94,6 +96,13 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
     }
 
 
+def starts_after_gaps(sums: UseSums) -> list[int]:
+    """Return the slots from which on there are samples again, after some without a daemon."""
+    sampled = sums.by_cluster.get("", {})
+    gaps = pairwise(start for start in sums.starts if start >= min(sampled, default=inf))
+    return [start for before, start in gaps if before not in sampled and start in sampled]
+
+
 def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     """Return the jobs that ended in a range, the percentage that failed, and the usual one: that of the range before.
 
@@ -119,6 +128,7 @@ async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmit
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
+    started_at = engine.clock()
     counted: dict[tuple[int, float], tuple[float, list[tuple[int, str, int]]]] = {}
 
     async def count_outcomes(sums: UseSums, end: float) -> list[tuple[int, str, int]]:
@@ -151,6 +161,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
         ]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
+        marks += [(at, "the daemon started") for at in (*starts_after_gaps(sums), started_at)]
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return {
             "groups": groups,
