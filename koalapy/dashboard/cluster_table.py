@@ -36,16 +36,19 @@ def _path(row: ClusterRow) -> str:
 
 
 def _jobs_of(state: str) -> Callable[[ClusterRow], str]:
-    """Return the path of the jobs in a state on the cluster of a row."""
     return lambda row: f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}"
+
+
+def _known(state: str) -> Callable[[ClusterRow], int | None]:
+    """Return the number of nodes in a state; None for a cluster of which it is unknown."""
+    return lambda row: None if row.nodes.unknown else getattr(row.nodes, state)
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
     if not row.stale:
         return '<span class="fresh">up to date</span>'
-    if row.known_at is None:
-        return '<span class="stale">stale: never reported</span>'
-    return f'<span class="stale">unknown since {render_time(row.known_at)}</span>'
+    age = "stale: never reported" if row.known_at is None else f"unknown since {render_time(row.known_at)}"
+    return f'<span class="stale">{age}</span>'
 
 
 def _manager_cell(row: ClusterRow, now: float) -> str:
@@ -56,10 +59,8 @@ def _manager_cell(row: ClusterRow, now: float) -> str:
     if row.answers is None:
         return "not reported"
     text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
-    if not row.answers.failures:
-        return text
     failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f"{text}, {link(f'{_path(row)}#calls', failures)}"
+    return f"{text}, {link(f'{_path(row)}#calls', failures)}" if row.answers.failures else text
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
@@ -67,19 +68,19 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     (
         Column("cluster", "Cluster", style="nowrap", href=_path, sort_key=lambda row: natural_key(row.cluster)),
         Column("state", "State", format=state_badge, sort_key=severity),
-        Column("kind", "Kind"),
+        Column("kind", "Kind", is_optional=True),
         Column("nodes", "Nodes", attrgetter("total"), "number"),
-        Column("running", "Running", attrgetter("nodes.running"), "number", href=_jobs_of("running")),
-        Column("claimed", "Claimed", attrgetter("nodes.claimed"), "number", href=_jobs_of("claiming")),
-        Column("local", "Local users", attrgetter("nodes.local"), "number"),
-        Column("down", "Down", attrgetter("nodes.down"), "number"),
-        Column("idle", "Idle", attrgetter("nodes.idle"), "number"),
+        Column("running", "Running", _known("running"), "number", href=_jobs_of("running")),
+        Column("claimed", "Claimed", _known("claimed"), "number", href=_jobs_of("claiming")),
+        Column("local", "Local users", _known("local"), "number"),
+        Column("down", "Down", _known("down"), "number"),
+        Column("idle", "Idle", _known("idle"), "number"),
         Column(
             "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),
         Column("waiting", "Waiting jobs", style="number", href=_jobs_of("queued"), is_optional=True),
         Column("known", "Report", lambda row: iso_time(row.known_at), "nowrap", html=_age_cell),
-        Column("manager", "Resource manager", attrgetter("problem"), "nowrap", html=_manager_cell, is_sortable=False),
+        Column("manager", "Resource manager", attrgetter("problem"), html=_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),
     "state",
@@ -118,7 +119,7 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
         Column("user", "User", attrgetter("owner")),
         Column("component", "Component", attrgetter("rank"), "number", is_optional=True),
         time_column("since", "Since", "since"),
-        Column("class", "Class", attrgetter("node_class")),
+        Column("class", "Class", attrgetter("node_class"), "nowrap"),
         Column("cores", "Cores", style="number"),
         Column("memory", "Memory", style="number", format=format_size),
         Column("features", "Features", lambda row: " ".join(row.features), "said"),

@@ -175,8 +175,8 @@ class Dashboard:
         """Return the pages that a caller may see by group, with the number of jobs or clusters of some."""
         if caller is None:
             return {}
-        counts = {"/queue": self.engine.stored_queued + self.engine.stored_active}
-        counts["/clusters"] = len(self.engine.queries.grid.clusters())
+        engine = self.engine
+        counts = {"/queue": sum(engine.stored_counts.values()), "/clusters": len(engine.queries.grid.clusters())}
         links = {link.path: (link, counts.get(link.path)) for link in self.links if caller.has_role(link.role)}
         return {name: [links[path] for path in paths if path in links] for name, paths in GROUPS.items()}
 

@@ -95,16 +95,12 @@ def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
         return Markup("–")
     iso_time, text = format_iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)
     style = "" if exact else ' class="minute"'
-    return Markup(f'<time{style} datetime="{iso_time}" title="{_utc_text(iso_time)} UTC">{text}</time>')
+    return Markup(f'<time{style} datetime="{iso_time}" title="{iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>')
 
 
 def format_iso_time(timestamp: float) -> str:
     """Format a time as ISO 8601 in UTC."""
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _utc_text(iso_time: str) -> str:
-    return iso_time.replace("T", " ").rstrip("Z")
 
 
 def render_iso_time(text: str | None) -> Markup:
@@ -117,7 +113,9 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     if timestamp is None:
         return Markup("never")
     iso_time, text = format_iso_time(timestamp), format_duration(max(0.0, now - timestamp))
-    return Markup(f'<time class="age" datetime="{iso_time}" title="since {_utc_text(iso_time)} UTC">{text}</time>')
+    return Markup(
+        f'<time class="age" datetime="{iso_time}" title="since {iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>'
+    )
 
 
 def state_badge(state: str, style: str = "") -> Markup:

@@ -114,8 +114,9 @@ def picture_scene(name: str, folder: Path, looks: list[str], pages: list[str]) -
             for page_name, path in scene_pages(visitor).items():
                 if pages and page_name not in pages:
                     continue
-                page = visitor.open(path, live=not path.startswith(FORMS))
-                page.wait_for_timeout(200)
+                is_live = not path.startswith(FORMS) and not path.endswith("/drain")
+                page = visitor.open(path, live=is_live)
+                page.wait_for_timeout(200 if is_live else 2000)
                 height = page.evaluate("document.documentElement.scrollHeight")
                 clip = {"x": 0, "y": 0, "width": options["viewport"]["width"], "height": min(height, MAX_HEIGHT)}
                 page.screenshot(path=folder / f"{name}-{page_name}-{look}.png", full_page=True, clip=clip)

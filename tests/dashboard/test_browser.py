@@ -114,9 +114,8 @@ def test_menu_has_groups_of_pages_with_counts(visitor: Any, sixty: ServedDaemon)
     menu = visitor.open("/queue").locator("#pages")
     assert [text.lower() for text in menu.locator("h2").all_inner_texts()] == ["grid", "work", "insight", "admin"]
     assert menu.locator("a[href='/clusters'] small").inner_text() == "60"
-    waiting_and_active = sixty.http.get("/now.json").json()
-    count = waiting_and_active["queued"] + waiting_and_active["active"]
-    assert menu.locator("a[href='/queue'] small").inner_text() == f"{count}"
+    table = sixty.http.get("/queue.json").json()["table"]
+    assert menu.locator("a[href='/queue'] small").inner_text() == f"{table['total']}"
     assert menu.locator("a[aria-current=page]").get_attribute("href") == "/queue"
     visitor.page.set_viewport_size({"width": 390, "height": 800})
     assert not menu.is_visible()

@@ -172,8 +172,8 @@ class Engine:
         self.changes = Changes()
         self.instruments = instruments or Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
-        """The stored states of unfinished jobs; the scheduler may be ahead of them."""
-        self._stored_counts = Counter(self._stored.values())
+        """The stored states of unfinished jobs, and how many have each; the scheduler may be ahead of them."""
+        self.stored_counts = Counter(self._stored.values())
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -213,12 +213,12 @@ class Engine:
     @property
     def stored_queued(self) -> int:
         """The number of queued jobs as stored: reading such a job afterwards returns no older state."""
-        return self._stored_counts[JobState.QUEUED]
+        return self.stored_counts[JobState.QUEUED]
 
     @property
     def stored_active(self) -> int:
         """The number of placed and unfinished jobs as stored."""
-        return sum(self._stored_counts[state] for state in ACTIVE_STATES)
+        return sum(self.stored_counts[state] for state in ACTIVE_STATES)
 
     def check_cluster(self, name: ClusterName, field: str = "") -> None:
         """Raise ``NotFoundError`` if there is no cluster of that name."""
@@ -455,10 +455,10 @@ class Engine:
         for job in batch.jobs.values():
             previous_state = self._stored.pop(job.id, None)
             if previous_state is not None:
-                self._stored_counts[previous_state] -= 1
+                self.stored_counts[previous_state] -= 1
             if not job.state.is_final:
                 self._stored[job.id] = job.state
-                self._stored_counts[job.state] += 1
+                self.stored_counts[job.state] += 1
             for observer in self._observers:
                 observer(job, previous_state)
         self.outbox.add_entries(batch.outbox)

@@ -134,7 +134,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
         Column("month_share", "Share, 30 d", style="number", format=format_percent),
         Column("target", "Target", style="number", format=format_percent),
         Column("weight", "Weight", html=lambda use, _: _weight_cell(use), style="number"),
-        Column("action", "Action", html=_hold_cell, is_sortable=False, is_in_csv=False),
+        Column("action", "Action", html=_hold_cell, style="nowrap", is_sortable=False, is_in_csv=False),
     ),
     "-waiting",
     ident=lambda use: f"user-{identifier(use.user)}",

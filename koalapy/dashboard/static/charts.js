@@ -47,6 +47,7 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]], SERIES = 6, DAY = 86400, SMALL = 120, TALL = 220;
   const UNITS = [[86400, "d", 172800], [3600, "h", 3600], [60, "min", 60], [1, "s", 1], [0.001, "ms", Number.MIN_VALUE], [1, "s", 0]];
+  const clock = uPlot.fmtDate("{MM}-{DD} {HH}:{mm}");
   const span = (s) => {
     const [unit, name] = UNITS.find(([, , least]) => s >= least);
     return `${+(s / unit).toPrecision(s < unit * 100 ? 2 : 3)} ${name}`;
@@ -79,12 +80,13 @@
     if (chart.stacked) curves.reverse();
     const utc = chart.length >= DAY, end = chart.at.at(-1) + chart.length;
     return new uPlot({
-      width: Math.max(160, place.clientWidth), height: small ? SMALL : TALL, series: [{ label: "From", value: utc ? "{YYYY}-{MM}-{DD}" : "{MM}-{DD} {HH}:{mm}" }, ...curves],
+      width: Math.max(160, place.clientWidth), height: small ? SMALL : TALL, series: [{ label: " ", value: (_, at) => at === null ? "" : `from ${utc ? new Date(at * 1000).toISOString().slice(0, 10) : clock(new Date(at * 1000))}` }, ...curves],
+      legend: { markers: { dash: (_, index) => curves[index - 1].dash.length ? "dashed" : "solid" } },
       ...(utc && { tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC") }),
       scales: { x: { range: () => [plotted(place).at[0], plotted(place).at.at(-1) + chart.length] }, y: { range: (_, low, high) => [0, chart.unit === "share" ? 1 : (high || 1) * 1.05] } },
       axes: [{ ...axis, space: small ? 60 : 70, size: small ? 24 : 36, values: utc ? (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) : (_, at) => at.map((time) => {
         const date = new Date(time * 1000), days = end - chart.at[0] > 2 * DAY;
-        return days ? `${date.getMonth() + 1}-${date.getDate()}` : `${String(date.getHours()).padStart(2, "0")}:${String(date.getMinutes()).padStart(2, "0")}`;
+        return days ? clock(date).slice(0, 5) : clock(date).slice(6);
       }), ...(utc && { incrs: [1, 2, 7, 14, 28, 91, 364].map((days) => days * DAY) }), ...(!utc && end - chart.at[0] > 2 * DAY && { incrs: [1, 2, 5, 7, 14].map((days) => days * DAY) }) },
       { ...axis, size: small ? 52 : 64, space: small ? 24 : 30, values: (_, marks) => marks.map((mark) => mark === null ? "" : told(mark)), ...(chart.unit === "seconds" && { incrs: STEPS }) }],
       cursor: { sync: { key: "page" }, drag: { x: true, y: false, setScale: false }, points: { show: !chart.stacked } },
