@@ -3,7 +3,7 @@ are SVG."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -68,8 +68,8 @@ def use_chart(title: str, sums: UseSums, cluster: ClusterName = "", marks: Seque
 
 def render_chart(chart: Chart) -> Markup:
     """Return a chart as JSON for an attribute in single quotation marks, from which the script draws it."""
-    fields = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")}
-    content = fields | {"at": list(chart.at), "curves": [asdict(curve) for curve in chart.curves]}
+    content = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")} | {"at": list(chart.at)}
+    content["curves"] = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
     return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
 
 
@@ -91,20 +91,24 @@ class NodeCounts:
 
     @property
     def total(self) -> int:
-        return self.ours + self.local + self.down + self.idle + self.withheld + self.unknown
+        return sum(self.by_state.values())
+
+    @property
+    def by_state(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def __str__(self) -> str:
         """Return the states that nodes are in: ``12 running, 3 idle``."""
         names = {"local": "of local users"}
-        return ", ".join(f"{count} {names.get(use, use)}" for use, count in asdict(self).items() if count) or "none"
+        return ", ".join(f"{count} {names.get(use, use)}" for use, count in self.by_state.items() if count) or "none"
 
 
 def use_bar(nodes: NodeCounts) -> Markup:
     """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""
-    parts, x = [], 0.0
-    for name, count in asdict(nodes).items():
+    parts, x, total = [], 0.0, nodes.total
+    for name, count in nodes.by_state.items():
         if count and name != "idle":
-            width = 100 * count / nodes.total
+            width = 100 * count / total
             parts.append(f'<rect class="{name}" x="{x:.1f}" width="{width:.1f}" height="8"/>')
             x += width
     head = '<svg class="use-bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

@@ -8,7 +8,7 @@ its numbers as its label.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil, cos, hypot, log, pi, sin, sqrt
 from urllib.parse import quote
 
@@ -252,7 +252,7 @@ def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str
         f'<title>{label}</title><circle class="disc" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
     ]
     total, offset, thick = cluster.nodes.total, 0.0, radius * 0.36
-    for kind, count in asdict(cluster.nodes).items():
+    for kind, count in cluster.nodes.by_state.items():
         if not count or kind == "idle":
             continue
         share = 100 * count / total

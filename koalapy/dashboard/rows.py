@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -276,12 +275,9 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     return NodeCounts(running, use.used - running, use.local, use.down, use.idle, use.withheld, use.unknown)
 
 
-_counts = attrgetter(*NodeCounts.__slots__)
-
-
 def sum_counts(rows: Iterable[ClusterRow]) -> NodeCounts:
     """Return the nodes of several clusters by state."""
-    return NodeCounts(*map(sum, zip(*(_counts(row.nodes) for row in rows), strict=True)))
+    return NodeCounts(*map(sum, zip(*(row.nodes.by_state.values() for row in rows), strict=True)))
 
 
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import structlog
@@ -42,8 +43,7 @@ KEEP_ALIVE = Event(b":\n\n", struct.pack("<BHH", 0, 3, 0xFFFF ^ 3) + b":\n\n")
 
 def as_event_data(text: str) -> str:
     """Return a text as the data of a server-sent event, whose id and end must follow."""
-    lines = _LINE_END.sub("\ndata: ", text)
-    return f"data: {lines}\n"
+    return "data: " + _LINE_END.sub("\ndata: ", text) + "\n"
 
 
 def make_event(text: str, version: str) -> Event:
@@ -80,8 +80,8 @@ class _LivePage:
 class LivePages:
     """A cache of the pages that are open in browsers, by query and rights. A page is refreshed for a waiting viewer.
 
-    The pause between two refreshes grows with the CPU time of all open pages. A slow or hanging reader costs nothing:
-    it gets the newest content when it has read the last one.
+    The pause between two refreshes grows with the CPU time of all open pages, less for a page of many viewers. A slow
+    or hanging reader costs nothing: it gets the newest content when it has read the last one.
     """
 
     def __init__(self, changes: Changes) -> None:
@@ -126,10 +126,11 @@ class LivePages:
                     del self._pages[key]
 
     def _seconds_until_due(self, page: _LivePage) -> float:
-        """Return the seconds until a page may be refreshed, so that all pages stay within their share of a core."""
+        """Return the seconds until a page may be refreshed: all keep their share of a core at the least mean delay."""
         if page.requested_number == self._changes.number:
             return 0.0
-        pause = max(page.pause, sum(other.cost_s for other in self._pages.values()) / CPU_SHARE)
+        weights = sum(sqrt(other.cost_s * other.followers) for other in self._pages.values())
+        pause = max(page.pause, sqrt(page.cost_s / page.followers) * weights / CPU_SHARE)
         return page.loaded_at + pause - asyncio.get_running_loop().time()
 
     async def _refresh(self, page: _LivePage) -> None:

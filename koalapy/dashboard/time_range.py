@@ -1,6 +1,6 @@
 """The time range in the address of a page: ``since`` and ``until``, as in the REST API."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Query
@@ -23,8 +23,8 @@ Until = Annotated[OptionalTime, Query(description="end of the shown time; empty:
 class TimeRange:
     """A range of past time, with the texts of the address that select it; times in seconds since the epoch."""
 
-    start: float
-    end: float
+    start: float = field(compare=False)
+    end: float = field(compare=False)
     since: str
     until: str
     """Empty for now."""

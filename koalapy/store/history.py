@@ -73,8 +73,8 @@ class HistoryStore:
             _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, THEIRS_ARE_USERS, ~under_way
         )
         query = query.where(_parts.claimed_at < until, *([_jobs.owner.in_(owners)] if owners else []))
-        rows = self._database.rows(query)
-        return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
+        with self._database.reading() as connection:
+            return [NodeUse(*row) for row in connection.execute(query)]
 
     def charges(self, since: float) -> list[Charge]:
         """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users. Earlier

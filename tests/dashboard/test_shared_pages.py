@@ -164,6 +164,32 @@ async def test_pages_that_need_much_time_are_refreshed_less_often(changes: Chang
         await viewer.aclose()
 
 
+async def test_page_of_many_viewers_is_refreshed_more_often(changes: Changes) -> None:
+    pages, few, many = LivePages(changes), Source(), Source()
+
+    def note_changes() -> None:
+        changes.note_change("jobs")
+        if not changes.ended:
+            asyncio.get_running_loop().call_later(0.1, note_changes)
+
+    async def follow(key: str, source: Source) -> None:
+        async def render(view: str) -> tuple[str, float]:
+            source.view += "."
+            await source.count("rendered")
+            return view, 0.03
+
+        async for _ in pages.follow(key, source.load, render):
+            pass
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+        for key, source in (("few", few), *[("many", many)] * 16):
+            group.create_task(follow(key, source))
+        note_changes()
+        await few.wait_for("rendered", 2)
+        changes.end_followers()
+    assert many.counts["rendered"] >= 4, "the pauses of one and of 16 viewers are 4.3 and 1.1 s"
+
+
 async def test_error_is_raised_first_and_later_ends_all_streams(changes: Changes) -> None:
     pages, source = LivePages(changes), Source()
     async with asyncio.timeout(TIMEOUT_S):

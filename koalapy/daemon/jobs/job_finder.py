@@ -74,7 +74,7 @@ class JobFinder:
             return lambda job: job.array_job is None and job.state in search.states
 
         def is_meant(job: Job) -> bool:
-            if job.array_job is not None and not search.finds_tasks:
+            if owner not in ("", job.spec.owner) or (job.array_job is not None and not search.finds_tasks):
                 return False
             return search.matches(job, now, include_private=sees_all or may_see_all_of(caller, job))
 

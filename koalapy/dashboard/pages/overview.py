@@ -174,8 +174,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             "oldest": None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
             "range": time_range,
             "charts": make_charts(sums, outcomes, marks),
-            # The same charts with fewer slots, for the table
-            "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],
+            "hours": [*make_charts(rough, await count_outcomes(rough, time_range.end), ()).values()],  # for the table
             "outcomes": sum_outcomes(outcomes),
             "sort": sort,
             "tiles": tiles,
