@@ -25,7 +25,7 @@ def read_form(page: str) -> dict[str, str]:
     """Return the values with which a browser would send the form of a page."""
     form = re.search(r'<form[^>]*action="/jobs/new".*?</form>', page, re.DOTALL)
     assert form is not None
-    fields = re.findall(r'<input (?:type="hidden" )?name="(\w+)" value="([^"]*)"', form[0])
+    fields = re.findall(r'<input (?:type="hidden" )?name="(\w+)"\s+value="([^"]*)"', form[0])
     fields += re.findall(r'<input type="radio" name="(\w+)" value="(\w+)" checked', form[0])
     fields += [("script", text) for text in re.findall(r"<textarea[^>]*>(.*?)</textarea>", form[0], re.DOTALL)]
     for name, options in re.findall(r'<select name="(\w+)".*?>(.*?)</select>', form[0]):

@@ -146,7 +146,7 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     # Send the earlier form: the state of one of its jobs has changed.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
     assert confirmation["needs_reason"]
-    assert 'name="reason" maxlength="1000" autocomplete="off" required' in page
+    assert 'name="reason" maxlength="1000" autocomplete="off" required' in " ".join(page.split())
     sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": " ", "q": "user:dave"}
     assert olga.http.post("/queue/hold", data=sent, headers=olga.origin).status_code == 422
     sent["reason"] = "a flood"

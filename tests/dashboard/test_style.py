@@ -2,9 +2,11 @@
 
 import re
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import pytest
 
+import koalapy.dashboard
 from koalapy.dashboard.grid_map import JOB_COLOURS
 from koalapy.dashboard.rendering import load_page_files
 
@@ -102,3 +104,11 @@ def test_style_sheet_uses_one_scale_and_named_colours() -> None:
     assert sizes <= {"var(--font-xs)", "var(--font-s)", "var(--font-m)", "var(--font-l)", "var(--font-xl)", ".92em"}
     distances = re.findall(r"(?:^|[ ;{])(?:padding|margin|gap)[\w-]*: ([^;}]+)", rules)
     assert {length for value in distances for length in re.findall(r"[\d.]+rem", value)} == set()
+
+
+def test_lines_of_templates_have_at_most_160_characters() -> None:
+    templates = (Path(koalapy.dashboard.__file__).parent / "templates").rglob("*.html")
+    texts = {path.name: path.read_text(encoding="utf-8").splitlines() for path in templates}
+    assert len(texts) > 30
+    long = [(name, number) for name, lines in texts.items() for number, line in enumerate(lines, 1) if len(line) > 160]
+    assert long == []
