@@ -141,7 +141,7 @@ def test_clusters_beyond_limit_are_folded_by_site_unless_they_need_attention() -
     assert fold(11, *names, "hague", away=1) == (names[:1], {"delft": 6, "leiden": 5, "others": 1})
     assert fold(6, *names, away=6) == (names[6:], {"": 6})
     assert fold(5, *names, away=6) == ([], {"": 6, "delft": 6})
-    assert fold(4, *names, away=5) == ([], {"delft": 6, "leiden": 6}), "too many need attention"
+    assert fold(4, *names, away=5) == (names[:4], {"delft": 6, "others": 1}), "more need attention than are listed"
     assert fold(12, *names, away=12) == (names, {}), "all are away"
 
 
@@ -181,16 +181,32 @@ def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:
     assert starts_after_gaps(UseSums(60, (0, 60), {})) == []
 
 
-def test_table_and_csv_have_folded_clusters(scene: ServedDaemon) -> None:
-    def names(path: str) -> set[str]:
-        return {row["cluster"] for row in scene.http.get(f"/clusters.json{path}").json()["clusters"]}
-
-    page = scene.http.get("/clusters").text
-    every = names("?sort=cluster")
-    assert (len(every), len(names(""))) == (10, 4)
-    assert all(f'href="/clusters/{name}"' in page for name in every)
-    assert "/clusters?sort=cluster" in page
+def test_table_of_few_clusters_lists_all_of_them_also_without_agents(scene: ServedDaemon) -> None:
+    view = scene.http.get("/clusters.json").json()
+    assert (len(view["clusters"]), view["table"]["total"], view["folds"]) == (10, 10, [])
+    assert "/clusters?sort=cluster" not in scene.http.get("/clusters").text.partition("<main")[2].partition("<table")[0]
     assert len(scene.http.get("/clusters.csv").text.splitlines()) == 11
+
+
+def test_clusters_that_need_attention_are_listed_up_to_the_limit_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.dashboard.pages.overview.MAX_DETAILED", 50)
+    with serve_scene(Scene(66, 0, away=6, troubles=False), tmp_path) as wide:
+        clusters = wide.http.get("/api/v1/clusters").json()["clusters"]
+        usable = [cluster["name"] for cluster in clusters if cluster["state"] == "usable"]
+        for name in usable[:51]:
+            assert wide.http.post(f"/api/v1/clusters/{name}/drain", json={"reason": "power"}).status_code == 200
+        view = wide.http.get("/clusters.json").json()
+        drained = {row["cluster"] for row in view["clusters"]}
+        assert (len(drained), drained <= set(usable[:51]), view["table"]["total"]) == (50, True, 66)
+        assert [row["cluster"] for fold in view["folds"][1:] for row in fold["clusters"] if row["drained"]] == []
+        page, overview = (" ".join(wide.http.get(path).text.split()) for path in ("/clusters", "/"))
+        assert "50 of 66 clusters shown" in page
+        assert '15 are folded below, and 1 more needs attention: <a href="/clusters?sort=cluster">' in page
+        assert "6 clusters, 6 not usable, " in page
+        assert (overview.count('<li class="tile drained'), "66 clusters" in overview) == (50, True)
+        assert '1 more needs attention: <a href="/clusters?sort=cluster">' in overview
 
 
 def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: ServedDaemon) -> None:
