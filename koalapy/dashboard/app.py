@@ -36,8 +36,8 @@ MOVED = {
         "/what-if": "/forecast/what-if",
     }.items()
     for form in ("", ".json", ".csv")
-}
-"""The present paths of pages by former ones."""
+} | dict.fromkeys((f"/queue/{action}" for action in ("cancel", "hold", "release", "priority")), "/queue")
+"""The present paths of pages by former ones, and those to which the addresses of forms lead."""
 CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
 

@@ -1,8 +1,10 @@
 """The pages Jobs and My jobs: jobs by a filter, and actions on many jobs at once; a user's own jobs, limits and use."""
 
+import secrets
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -19,6 +21,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key, queue_place
+from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import build_rows, job_row
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
@@ -47,7 +50,10 @@ MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
+MAX_KEYS, MAX_KEY_LENGTH = 10_000, 100
+"""Maximum number of sent forms that are known, and characters of the key of each."""
 
+Act = Callable[..., Awaitable[Sequence[ActionResult]]]
 Action = Literal["cancel", "hold", "release", "high", "low"]
 WORDS: Mapping[Action, tuple[str, str, str]] = {
     "cancel": ("Cancel jobs", "Cancel", "cancels"),
@@ -103,8 +109,9 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
     _add_list(dashboard, services.jobs, services.forecasts, finder)
     _add_mine(dashboard, services, finder)
-    _add_confirmation(dashboard, services.jobs, finder)
-    _add_actions(dashboard, services.jobs.bulk)
+    prefix = secrets.token_urlsafe(6)
+    _add_confirmation(dashboard, services.jobs, finder, prefix)
+    _add_actions(dashboard, services.jobs.bulk, prefix)
 
 
 def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: JobFinder) -> None:
@@ -172,8 +179,11 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
         }
 
 
-def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
-    """Add the page that shows the effect of an action on many jobs before the user confirms it."""
+def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefix: str) -> None:
+    """Add the page that shows the effect of an action on many jobs before the user confirms it.
+
+    Its form acts once: it has a key that begins with ``prefix``, which each start of the daemon draws.
+    """
     queries = dashboard.engine.queries
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
@@ -208,6 +218,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             "effect": _describe_effect(does, len(affected), len(users)),
             # The effect in the imperative, for the button
             "order": _describe_effect(order, len(affected), len(users)),
+            "key": prefix + secrets.token_urlsafe(12),
             # The first of the jobs
             "jobs": await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
             # Number of the others
@@ -223,39 +234,52 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
         }
 
 
-def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
+def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
     """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
     shown = {"template": "queue_done.html", "title": "Result"}
 
+    used = dict[str, None]()  # the keys of sent forms, oldest first
+
+    async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
+        """Return the jobs that an action changed, and those that it did not; lead to the queue if it was sent before.
+
+        A reload would otherwise change jobs that have returned to the shown state since.
+        """
+        key, states, q = form.get("key"), _parse_shown_states(form), form.get("q")[:MAX_LENGTH]
+        if not key.startswith(prefix) or len(key) > MAX_KEY_LENGTH:
+            hint = "select the jobs again"
+            raise UsageError("the form is incomplete, or older than the daemon", field="key", hint=hint)
+        if key in used:
+            return with_query("/queue", q=q)
+        if len(used) >= MAX_KEYS:
+            del used[next(iter(used))]
+        used[key] = None
+        try:
+            jobs = [changed_job(result) for result in await act(list(states), expected=states)]
+        except UsageError:
+            used.pop(key, None)  # nothing was changed, and the user may correct the form
+            raise
+        done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
+        return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": q}, 200
+
     @dashboard.action("/queue/cancel", operation="cancel_jobs", **shown)
     async def cancel(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "cancel", await bulk.cancel_jobs(list(states), caller, form.reason, states))
+        return await act_once(form, "cancel", partial(bulk.cancel_jobs, caller=caller, reason=form.reason))
 
     @dashboard.action("/queue/hold", operation="hold_jobs", **shown)
     async def hold(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "hold", await bulk.hold_jobs(list(states), caller, form.reason, states))
+        return await act_once(form, "hold", partial(bulk.hold_jobs, caller=caller, reason=form.reason))
 
     @dashboard.action("/queue/release", operation="release_jobs", **shown)
     async def release(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "release", await bulk.release_jobs(list(states), caller, states))
+        return await act_once(form, "release", partial(bulk.release_jobs, caller=caller))
 
     @dashboard.action("/queue/priority", operation="set_priority", **shown)
     async def priority(caller: Caller, form: SentForm) -> FormAnswer:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
-        states = _parse_shown_states(form)
-        value = parse_body(PriorityOrder, {"jobs": list(states), "priority": form.get("priority")}).priority
-        results = await bulk.set_priority(list(states), value, caller, form.reason, states)
-        return _show_results(form, "high" if value is Priority.HIGH else "low", results)
-
-
-def _show_results(form: Form, action: Action, results: Sequence[ActionResult]) -> FormAnswer:
-    """Return the jobs that an action changed, and those that it did not."""
-    jobs = [changed_job(result) for result in results]
-    done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
-    return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": form.get("q")[:MAX_LENGTH]}, 200
+        value = parse_body(PriorityOrder, {"jobs": [1], "priority": form.get("priority")}).priority
+        act = partial(bulk.set_priority, priority=value, caller=caller, reason=form.reason)
+        return await act_once(form, "high" if value is Priority.HIGH else "low", act)
 
 
 def _list_examples(caller: Identity) -> Sequence[tuple[str, str]]:
