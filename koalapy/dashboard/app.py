@@ -43,8 +43,8 @@ CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
 def build_dashboard(services: Services, engine: Engine, login: LoginServices, audit: Audit) -> Dashboard:
     """Return the dashboard with all its pages."""
-    dashboard = Dashboard(engine)
     survey = Survey(engine.queries.jobs())
+    dashboard = Dashboard(engine, survey)
     engine.subscribe(survey.update)
     add_overview(dashboard, services, survey)
     add_queue(dashboard, services)

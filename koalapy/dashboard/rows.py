@@ -165,6 +165,8 @@ class Survey:
         """Nodes of running components, by cluster."""
         self._requested: Counter[ClusterName] = Counter()
         """Waiting jobs that request the cluster."""
+        self.listed = 0
+        """Jobs that are no tasks of arrays: those that the page Jobs lists."""
         self._anywhere = 0
         """Waiting jobs that request no cluster."""
         self._site_use: defaultdict[ClusterName, SiteUse] = defaultdict(SiteUse)
@@ -213,6 +215,7 @@ class Survey:
     def _count(self, job: Job, sign: int) -> None:
         """Add the counts of a job, or subtract them."""
         home = job.spec.home_site
+        self.listed += sign * (job.array_job is None)
         if job.state is JobState.QUEUED:
             if home:
                 self._site_use[home].waiting += sign

@@ -164,9 +164,20 @@ def test_ended_jobs_are_sorted_by_their_ends(scene: ServedDaemon, monkeypatch: p
     first = scene.http.get("/queue.json?q=state:over&sort=-ended&limit=5").json()
     second = scene.http.get(first["table"]["next"].replace("/queue?", "/queue.json?")).json()["jobs"]
     assert [row["id"] for row in (*first["jobs"], *second)] == [row["id"] for row in newest[:10]]
+    assert not {"id", "-id"} & set(first["table"]["sortable"]), "in the order of ids they are only the newest first"
+    for name in ("FIRST_WINDOW", "WINDOW", "MAX_LOOKED_AT"):
+        monkeypatch.setattr(f"koalapy.store.listing.{name}", 15)
+    few = [row["id"] for row in newest if row["name"] == newest[-1]["name"]]
+    named = f"state:over name:{newest[-1]['name']}* -name:x"
+    assert [row["id"] for row in rows(q=named, sort="-ended")] == few, "it is searched on behind jobs that do not match"
+    monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SEARCHES", 1)
+    view = scene.http.get("/queue.json", params={"q": named, "sort": "ended"}).json()
+    assert view["problem"] == "too many ended jobs have to be examined to sort them by their ends"
     monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SELECTED", 5)
     view = scene.http.get("/queue.json?q=state:over&sort=ended").json()
     assert (view["jobs"], view["problem"]) == ([], "too many ended jobs match to sort them by their ends")
+    csv = scene.http.get("/queue.csv?q=state:over&sort=ended")
+    assert (csv.status_code, "too many ended jobs match" in csv.text) == (422, True)
 
 
 def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:

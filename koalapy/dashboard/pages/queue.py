@@ -2,7 +2,7 @@
 
 import secrets
 from asyncio import to_thread
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Literal
@@ -50,8 +50,10 @@ MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
-MAX_KEYS, MAX_KEY_LENGTH = 10_000, 100
-"""Maximum number of sent forms that are known, and characters of the key of each."""
+MAX_SEARCHES = 5
+"""Maximum number of searches for the ended jobs of a table; each examines thousands."""
+MAX_KEYS = 10_000
+"""Maximum number of sent forms that are known."""
 
 Act = Callable[..., Awaitable[Sequence[ActionResult]]]
 Action = Literal["cancel", "hold", "release", "high", "low"]
@@ -74,15 +76,22 @@ async def _find_page(
     finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
 ) -> tuple[list[Job], TableView]:
     """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers, newest first, or if
-    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more."""
+    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more, or if too many
+    jobs have to be examined to find them."""
     search, sortable, total = parse_search(q), None, None
     if search.states & FINAL_STATES and query.sort.removeprefix("-") == "ended":
-        result, sort, sortable = await finder.find_jobs(search, caller, limit=MAX_SELECTED), query.sort, ("id", "ended")
-        if result.next_below:
-            hint = "narrow the filter, as with ended:2026-11-24"
-            raise UsageError("too many ended jobs match to sort them by their ends", field="q", value=q, hint=hint)
-        total = len(result.jobs)
-        found, after = cut_page([(job.ended_at, job.id, job) for job in result.jobs], query, sort)
+        jobs, below, sort, sortable = list[Job](), None, query.sort, ("ended",)
+        for _ in range(MAX_SEARCHES):
+            result = await finder.find_jobs(search, caller, below=below, limit=MAX_SELECTED)
+            jobs, below = [*jobs, *result.jobs], result.next_below
+            if below is None or len(jobs) >= MAX_SELECTED:
+                break
+        if below is not None:
+            many = "match" if len(jobs) >= MAX_SELECTED else "have to be examined"
+            hint = "narrow the filter by a user, a cluster or an end, as with ended:2026-11-24"
+            raise UsageError(f"too many ended jobs {many} to sort them by their ends", field="q", value=q, hint=hint)
+        total = len(jobs)
+        found, after = cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
     elif search.states & FINAL_STATES:
         sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
@@ -90,7 +99,7 @@ async def _find_page(
             raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
         below = parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-        found, sortable = list(result.jobs), ("id", "ended")
+        found, sortable = list(result.jobs), ("ended",)
         after = write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
         matching, sort = await finder.find_unfinished(search, caller), sort_of(JOBS, query)
@@ -180,10 +189,8 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
 
 
 def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefix: str) -> None:
-    """Add the page that shows the effect of an action on many jobs before the user confirms it.
-
-    Its form acts once: it has a key that begins with ``prefix``, which each start of the daemon draws.
-    """
+    """Add the page that shows the effect of an action on many jobs before the user confirms it. Its form has a key,
+    which begins with ``prefix``: a new one after each start of the daemon."""
     queries = dashboard.engine.queries
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
@@ -238,26 +245,21 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
     """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
     shown = {"template": "queue_done.html", "title": "Result"}
 
-    used = dict[str, None]()  # the keys of sent forms, oldest first
+    used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
 
     async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
-        """Return the jobs that an action changed, and those that it did not; lead to the queue if it was sent before.
-
-        A reload would otherwise change jobs that have returned to the shown state since.
-        """
+        """Return the jobs that an action changed, and those that it did not. Lead to the queue if the form was sent
+        before, since a reload would change jobs that have returned to the shown state."""
         key, states, q = form.get("key"), _parse_shown_states(form), form.get("q")[:MAX_LENGTH]
-        if not key.startswith(prefix) or len(key) > MAX_KEY_LENGTH:
-            hint = "select the jobs again"
-            raise UsageError("the form is incomplete, or older than the daemon", field="key", hint=hint)
+        if not key.startswith(prefix) or len(key) > 100:
+            raise UsageError("the form is older than the daemon", field="key", hint="select the jobs again")
         if key in used:
             return with_query("/queue", q=q)
-        if len(used) >= MAX_KEYS:
-            del used[next(iter(used))]
-        used[key] = None
+        used.append(key)
         try:
             jobs = [changed_job(result) for result in await act(list(states), expected=states)]
         except UsageError:
-            used.pop(key, None)  # nothing was changed, and the user may correct the form
+            used.remove(key)  # nothing was changed, and the user may correct the form
             raise
         done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
         return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": q}, 200
