@@ -179,7 +179,9 @@ UNION ALL SELECT job_id, generation, event || ' in the timeline' FROM (
     UNION SELECT job_id, generation, 'claiming', NULL FROM components WHERE submitted_at IS NOT NULL
     UNION SELECT job_id, generation, 'placed', NULL FROM attempts UNION SELECT id, 0, 'submitted', NULL FROM jobs
     UNION SELECT job_id, generation, 'started', NULL FROM attempts WHERE barrier_at IS NOT NULL
-    UNION SELECT job_id, generation, 'running', NULL FROM attempts WHERE launched_at IS NOT NULL
+    UNION SELECT job_id, generation, 'running', NULL FROM attempts a WHERE launched_at IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM timeline WHERE job_id = a.job_id AND generation = a.generation
+        AND event = 'unknown')
     EXCEPT SELECT job_id, generation, event, component FROM timeline) x
 UNION ALL SELECT id, generation, state || ' in the timeline' FROM jobs j
     WHERE state <> (SELECT state FROM timeline WHERE job_id = j.id ORDER BY id DESC LIMIT 1)

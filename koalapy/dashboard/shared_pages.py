@@ -24,6 +24,8 @@ CPU_SHARE = 0.035
 """Share of a core for keeping open pages up to date; with more work, changes appear later."""
 STREAM_COST_S = 0.00006
 """CPU time for sending a page to one stream."""
+MAX_WEIGHT = 25
+"""Number of viewers from which on a page is refreshed no more often: one user may have many streams."""
 
 Load = Callable[[], Coroutine[Any, Any, Any]]
 Render = Callable[[Any], Coroutine[Any, Any, tuple[str, float]]]
@@ -99,16 +101,21 @@ class LivePages:
         page = self._pages.setdefault(key, _LivePage(load, render, pause))
         page.followers += 1
         try:
-            seen, now = self._changes.number_of(since), asyncio.get_running_loop().time()
-            if seen < self._changes.number and (page.task is not None or now - page.loaded_at >= MIN_INTERVAL):
+            loop, seen = asyncio.get_running_loop(), self._changes.number_of(since)
+            is_due = page.task is not None or loop.time() - page.loaded_at >= MIN_INTERVAL
+            if seen < self._changes.number and is_due:
                 await self._refresh(page)
             shown = page.event if seen == page.number else None
             yield KEEP_ALIVE
             if page.event is not None and page.event is not shown and seen < page.number:
                 yield (shown := page.event)
+            told_at = loop.time()
             async for _ in self._changes.follow_changes():
-                while (seconds := self._seconds_until_due(page)) > 0 and not self._changes.ended:  # noqa: ASYNC110 it ends with time, too
+                while (seconds := self._seconds_until_due(page)) > 0 and not self._changes.ended:
                     await asyncio.sleep(min(seconds, MIN_INTERVAL))
+                    if loop.time() - told_at >= IDLE_INTERVAL:
+                        yield KEEP_ALIVE
+                        told_at = loop.time()
                 try:
                     await self._refresh(page)
                 except Exception:  # noqa: BLE001 logged by the task; its browsers get it as a response
@@ -116,7 +123,7 @@ class LivePages:
                 if self._changes.ended:
                     return
                 yield KEEP_ALIVE if page.event is None or page.event is shown else page.event
-                shown = page.event
+                shown, told_at = page.event, loop.time()
         finally:
             page.followers -= 1
             if not page.followers:
@@ -129,8 +136,8 @@ class LivePages:
         """Return the seconds until a page may be refreshed: all keep their share of a core at the least mean delay."""
         if page.requested_number == self._changes.number:
             return 0.0
-        weights = sum(sqrt(other.cost_s * other.followers) for other in self._pages.values())
-        pause = max(page.pause, sqrt(page.cost_s / page.followers) * weights / CPU_SHARE)
+        weights = sum(sqrt(other.cost_s * min(other.followers, MAX_WEIGHT)) for other in self._pages.values())
+        pause = max(page.pause, sqrt(page.cost_s / min(page.followers, MAX_WEIGHT)) * weights / CPU_SHARE)
         return page.loaded_at + pause - asyncio.get_running_loop().time()
 
     async def _refresh(self, page: _LivePage) -> None:

@@ -2,6 +2,8 @@
 
 The output of a component is in the files ``JOB/TOKEN@OFFSET``, segments of bounded size named by the offset of their
 first byte. Names and sizes hold the complete state. Bytes are written at their offset, so repeated writes are harmless.
+A loss of power may leave zeros in place of bytes that were not flushed and not acknowledged. So zeros at the end of
+files that are found are not acknowledged until the agent has sent them again, or goes on after them.
 """
 
 import contextlib
@@ -23,6 +25,8 @@ SEGMENT = 4 * 1024 * 1024
 """Maximum bytes of a segment."""
 MAX_READ = 1024 * 1024
 """Maximum bytes that one call reads."""
+MAX_DOUBTFUL = 512 * 1024
+"""Maximum bytes at the end of an output that one loss of power can cut: an agent sends less without an answer."""
 MAX_RETAINED_STREAMS = 10_000
 """Maximum components with file lists in memory."""
 _NAME = re.compile(r"(.+)@(0|[1-9]\d{0,18})", re.ASCII)
@@ -40,6 +44,8 @@ class Stream:
     """The stored segments of one component's output, in order."""
 
     segments: list[Segment] = field(default_factory=list)
+    doubtful: int = 0
+    """Number of zeros at its end that a loss of power may have left."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
     """Number of threads that use the stream or wait for it."""
@@ -75,14 +81,14 @@ class OutputStore:
         if file_identity(self._directory) != self._identity:
             raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
         with self._use_stream(token) as stream:
-            stored = [replace(segment) for segment in stream.segments]
+            stored = [replace(segment) for segment in stream.segments], stream.doubtful
             try:
                 self._append_pieces(token, stream, pieces)
             except OSError:
                 # Files stay as they are: another daemon may have taken over, and write them.
-                stream.segments = stored
+                stream.segments, stream.doubtful = stored
                 raise
-            return stream.end
+            return stream.end - stream.doubtful
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
         """Return the next pieces after an offset, about 1 MiB; empty if there are none.
@@ -90,7 +96,8 @@ class OutputStore:
         ``to_the_end``: the output is complete, so bytes that are missing after the last piece are reported, too.
         """
         with self._use_stream(token) as stream:
-            segments, end = [replace(segment) for segment in stream.segments], stream.end
+            segments = [replace(segment) for segment in stream.segments]
+            end = stream.end if to_the_end else stream.end - stream.doubtful
         pieces: list[OutputPiece] = []
         room, position = MAX_READ, after
         for segment, start, stop in self._readable_ranges(segments, end, after):
@@ -139,7 +146,9 @@ class OutputStore:
         Beyond ``max_streams``, the least recently used stream is dropped from memory, unless it is in use.
         """
         with self._lock:
-            stream = self._streams.pop(token, None) or Stream(self._list_segments(token))
+            if (stream := self._streams.pop(token, None)) is None:
+                segments = self._list_segments(token)
+                stream = Stream(segments, _count_zeros(segments))
             self._streams[token] = stream
             stream.users += 1
             if len(self._streams) > self._max_streams:
@@ -177,10 +186,24 @@ class OutputStore:
             for piece in pieces:
                 if piece.offset - piece.missing > stream.end:
                     break  # the bytes in between arrive first
+                if stream.doubtful:
+                    self._replace_zeros(stream, piece, writing)
                 data = piece.data[max(0, stream.end - piece.offset) :]
                 self._write_data(token, stream, max(piece.offset, stream.end), data, writing)
             writing.sync()
         self._drop_middle(stream)
+
+    @staticmethod
+    def _replace_zeros(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
+        """Write a piece over doubtful zeros. A piece after their begin shows that they were acknowledged."""
+        begin, end = stream.end - stream.doubtful, piece.offset + len(piece.data)
+        if piece.offset <= begin:
+            for segment in stream.segments:
+                start, stop = max(segment.start, begin), min(segment.end, end)
+                if start < stop:
+                    data = piece.data[start - piece.offset : stop - piece.offset]
+                    writing.write(segment.path, start - segment.start, data)
+        stream.doubtful = min(stream.doubtful, max(0, stream.end - end)) if piece.offset <= begin else 0
 
     def _write_data(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
         """Write bytes at a position at or after the end of the output, divided into segments of bounded size."""
@@ -243,6 +266,18 @@ class _Writing:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for descriptor in self._open.values():
             os.close(descriptor)
+
+
+def _count_zeros(segments: Sequence[Segment]) -> int:
+    """Return the number of zeros at the end of segments, at most ``MAX_DOUBTFUL``."""
+    count = 0
+    for segment in reversed(segments):
+        size = min(segment.end - segment.start, MAX_DOUBTFUL - count)
+        data = _read_segment(segment, segment.end - size, segment.end)
+        count += len(data) - len(data.rstrip(b"\0"))
+        if data.strip(b"\0"):
+            break
+    return count
 
 
 def _read_segment(segment: Segment, start: int, stop: int) -> bytes:

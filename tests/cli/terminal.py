@@ -21,6 +21,7 @@ FAST_KOALA = [
 ]
 """The command with short pauses between two requests to the daemon."""
 DEADLINE_S = 60.0
+PATIENCE_S = 8.0
 
 
 class Terminal:
@@ -58,12 +59,18 @@ class Terminal:
     def send_text(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def expect(self, pattern: str) -> str:
-        """Wait for output that matches ``pattern``; return the output from the previous match to its end."""
+    def expect(self, pattern: str, again: str = "") -> str:
+        """Wait for output that matches ``pattern``; return the output from the previous match to its end.
+
+        ``again``: what a person types once more after some seconds without any output.
+        """
         end = time.monotonic() + DEADLINE_S
         while (match := re.search(pattern, self.output[self._read :])) is None:
             assert time.monotonic() < end, f"waited for {pattern!r} in {self.output[self._read :]!r}"
-            assert self._read_output(end), f"it ended before {pattern!r}: {self.output[self._read :]!r}"
+            until, before = (time.monotonic() + PATIENCE_S if again else end), len(self.output)
+            assert self._read_output(until), f"it ended before {pattern!r}: {self.output[self._read :]!r}"
+            if again and len(self.output) == before:
+                self.send_text(again)
         text = self.output[self._read : self._read + match.end()]
         self._read += match.end()
         return text

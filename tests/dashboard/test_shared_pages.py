@@ -190,6 +190,56 @@ async def test_page_of_many_viewers_is_refreshed_more_often(changes: Changes) ->
     assert many.counts["rendered"] >= 4, "the pauses of one and of 16 viewers are 4.3 and 1.1 s"
 
 
+async def test_viewer_hears_of_daemon_while_its_page_waits_for_its_turn(changes: Changes) -> None:
+    pages, source = LivePages(changes), Source()
+
+    async def render(view: str) -> tuple[str, float]:
+        return view, 1.1
+
+    async with asyncio.timeout(2 * TIMEOUT_S):
+        viewer, loop = pages.follow("a", source.load, render), asyncio.get_running_loop()
+        await anext(viewer)
+        await anext(viewer)
+        began = told = loop.time()
+        source.view = "second"
+        changes.note_change("jobs")
+        async for event in viewer:
+            assert loop.time() - told < 12.0, "then browsers show that the daemon does not answer"
+            told = loop.time()
+            if event is not KEEP_ALIVE:
+                break
+        assert told - began > 24.0, "1.1 s are 3.5 % of 31 s"
+        await viewer.aclose()
+
+
+async def test_streams_of_one_user_lengthen_the_pauses_of_others_little(changes: Changes) -> None:
+    pages, one, many = LivePages(changes), Source(), Source()
+
+    async def render(view: str) -> tuple[str, float]:
+        return view, 0.02
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+
+        async def follow() -> None:
+            async for _ in pages.follow("many", many.load, render):
+                pass
+
+        for _ in range(1000):
+            group.create_task(follow())
+        await many.wait_for("loaded", 1)
+        viewer, loop = pages.follow("one", one.load, render), asyncio.get_running_loop()
+        await anext(viewer)
+        await anext(viewer)
+        waiting = asyncio.ensure_future(anext(viewer))
+        await asyncio.sleep(0)
+        began = loop.time()
+        changes.note_change("jobs")
+        await waiting
+        assert loop.time() - began < 9.0, "6.3 s, and 37 s if each stream counted"
+        changes.end_followers()
+        await viewer.aclose()
+
+
 async def test_error_is_raised_first_and_later_ends_all_streams(changes: Changes) -> None:
     pages, source = LivePages(changes), Source()
     async with asyncio.timeout(TIMEOUT_S):

@@ -112,3 +112,10 @@ def test_lines_of_templates_have_at_most_160_characters() -> None:
     assert len(texts) > 30
     long = [(name, number) for name, lines in texts.items() for number, line in enumerate(lines, 1) if len(line) > 160]
     assert long == []
+
+
+def test_templates_write_tokens_as_the_script_expects_them() -> None:
+    templates = (Path(koalapy.dashboard.__file__).parent / "templates").rglob("*.html")
+    text = "".join(path.read_text(encoding="utf-8") for path in templates)
+    assert text.count('name="csrf"') == text.count('name="csrf" value="{{ csrf }}"') > 10
+    assert """.replaceAll('name="csrf" value=""', """ in load_page_files()["koala.js"].content.decode()

@@ -62,6 +62,14 @@ def test_database_of_ended_grid_lacks_no_row(database: Path) -> None:
     assert FOUND < list_rows(database).keys() <= FOUND | NOT_FOUND
 
 
+def test_job_that_was_unknown_when_its_program_ran_lacks_no_row(database: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(database, tmp_path))
+    with closing(sqlite3.connect(copy)) as changed, changed:
+        changed.execute("UPDATE timeline SET event = 'unknown' WHERE event = 'running' AND job_id = 1")
+        assert changed.execute("SELECT changes()").fetchone() != (0,)
+    assert count_findings(copy) == 0
+
+
 @pytest.mark.parametrize("table", sorted(FOUND))
 def test_any_deleted_row_is_found(database: Path, table: str, tmp_path: Path) -> None:
     silent, copy = [], tmp_path / "koala.db"

@@ -161,6 +161,30 @@ def test_failed_append_of_replaced_daemon_leaves_files_of_its_successor(
     assert read_all(OutputStore(tmp_path, 1000)) == read_all(successor) == [(0, 0, text)]
 
 
+def test_bytes_that_are_sent_again_replace_those_a_loss_of_power_has_cut(tmp_path: Path) -> None:
+    text = bytes(range(1, 129))
+    OutputStore(tmp_path, 1024, segment=50).append(TOKEN, [OutputPiece(0, text[:104])])
+    for start, size in ((50, 20), (100, 0)):  # sizes are kept, their last bytes are not
+        path = next(tmp_path.rglob(f"*@{start}"))
+        path.write_bytes(path.read_bytes()[:size].ljust(path.stat().st_size, b"\0"))
+    store = OutputStore(tmp_path, 1024, segment=50)
+    assert b"".join(piece.data for piece in store.read(TOKEN, 0, to_the_end=False)) == text[:70]
+    assert store.append(TOKEN, [OutputPiece(40, text[40:60])]) == 70, "what is true is known without sending it again"
+    assert store.append(TOKEN, [OutputPiece(70, text[70:90])]) == 90
+    assert store.append(TOKEN, [OutputPiece(90, text[90:])]) == 128
+    assert b"".join(piece.data for piece in store.read(TOKEN, 0, to_the_end=True)) == text
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_output_that_ends_with_zeros_is_known_again_after_the_next_piece(tmp_path: Path, again: bool) -> None:
+    text = b"data" + bytes(60)
+    OutputStore(tmp_path, 1024, segment=50).append(TOKEN, [OutputPiece(0, text)])
+    store, last = OutputStore(tmp_path, 1024, segment=50), b"" if again else b"more"
+    piece = OutputPiece(0, text) if again else OutputPiece(64, last)
+    assert store.append(TOKEN, [piece]) == len(text + last)
+    assert b"".join(piece.data for piece in store.read(TOKEN, 0, to_the_end=False)) == text + last
+
+
 def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))

@@ -118,7 +118,8 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         largest = largest_names(table.lines)
         shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
         charts, by_day = list[Chart](), charts_by_day(table.lines, shown)
-        if by is Kind.USER and time_range.seconds < 8 * DAY:  # the others have daily sums, which cost less
+        are_kept = table.jobs_keep is None or time_range.start > dashboard.engine.clock() - table.jobs_keep
+        if by is Kind.USER and are_kept and time_range.seconds < 8 * DAY:  # else daily sums, which cost less
             charts = await charts_of_users(history, time_range, shown)
         elif by in (Kind.GRID, Kind.CLUSTER) and shown:
             sums = await services.samples.read(time_range.start, time_range.end, shown)

@@ -129,12 +129,13 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
     started_at = engine.clock()
-    counted: dict[tuple[int, float], tuple[float, list[tuple[int, str, int]]]] = {}
+    counted: dict[tuple[float, ...], tuple[float, list[tuple[int, str, int]]]] = {}
 
     async def count_outcomes(sums: UseSums, end: float) -> list[tuple[int, str, int]]:
         """Return the ended jobs by slot and state, also those of as many slots before; some seconds old."""
         now, count, first = engine.clock(), len(sums.starts), sums.starts[0]
-        cached = counted.get(key := (first, end if end < now - OUTCOMES_LIFETIME_S else sums.length))
+        key = (first, sums.length, end) if end < now - OUTCOMES_LIFETIME_S else (first, sums.length)
+        cached = counted.get(key)
         if cached is None or not 0 <= now - cached[0] < OUTCOMES_LIFETIME_S:
             if len(counted) >= MAX_CACHED_OUTCOMES:
                 counted.clear()
@@ -161,7 +162,9 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
         ]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
-        marks += [(at, "the daemon started") for at in (*starts_after_gaps(sums), started_at)]
+        marks.append((started_at, "the daemon started"))
+        gaps = (at for at in starts_after_gaps(sums) if not at <= started_at < at + sums.length)
+        marks += [(at, "nodes are counted again: the daemon or its database was away") for at in gaps]
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return {
             "groups": groups,

@@ -21,6 +21,7 @@ HELD_BY_ANOTHER = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_MAX_ENVIRONMENT = 4 << 20
 _EXEC_PAUSES_S = [0.0003 * number for number in range(1, 11)]
 """Pauses between looks at a process that shows no environment. They differ, for programs that exec at a fixed rate."""
 _POLL_INTERVAL_S = 0.02
@@ -128,8 +129,8 @@ def read_environment(pid: int) -> bytes:
     environment = b""
     for pause in _EXEC_PAUSES_S:
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                environment = file.read(_MAX_ENVIRONMENT) or b""  # at once: between two reads an exec may cut it
         except OSError:
             return b""
         # A process without memory is a zombie or the kernel's own.
