@@ -36,15 +36,15 @@ MOVED = {
         "/what-if": "/forecast/what-if",
     }.items()
     for form in ("", ".json", ".csv")
-}
-"""The present paths of pages by former ones."""
+} | dict.fromkeys((f"/queue/{action}" for action in ("cancel", "hold", "release", "priority")), "/queue")
+"""The present paths of pages by former ones, and those to which the addresses of forms lead."""
 CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
 
 def build_dashboard(services: Services, engine: Engine, login: LoginServices, audit: Audit) -> Dashboard:
     """Return the dashboard with all its pages."""
-    dashboard = Dashboard(engine)
     survey = Survey(engine.queries.jobs())
+    dashboard = Dashboard(engine, survey)
     engine.subscribe(survey.update)
     add_overview(dashboard, services, survey)
     add_queue(dashboard, services)

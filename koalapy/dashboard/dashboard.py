@@ -28,6 +28,7 @@ from koalapy.daemon.jobs.changes import MIN_INTERVAL
 from koalapy.dashboard.cluster_table import render_nodes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
+from koalapy.dashboard.rows import Survey
 from koalapy.dashboard.shared_pages import GZIP_HEADER, LEVEL, Event, LivePages, as_event_data
 from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
@@ -103,8 +104,8 @@ class Dashboard:
     Each names the corresponding REST operation, so that ``api/access.py`` defines the access to it.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.changes = engine, engine.changes
+    def __init__(self, engine: Engine, survey: Survey) -> None:
+        self.engine, self.changes, self.survey = engine, engine.changes, survey
         self.router = APIRouter(include_in_schema=False)
         self.links: list[Link] = []
         self.live_pages = LivePages(engine.changes)
@@ -175,8 +176,7 @@ class Dashboard:
         """Return the pages that a caller may see by group, with the number of jobs or clusters of some."""
         if caller is None:
             return {}
-        engine = self.engine
-        counts = {"/queue": sum(engine.stored_counts.values()), "/clusters": len(engine.queries.grid.clusters())}
+        counts = {"/queue": self.survey.listed, "/clusters": len(self.engine.queries.grid.clusters())}
         links = {link.path: (link, counts.get(link.path)) for link in self.links if caller.has_role(link.role)}
         return {name: [links[path] for path in paths if path in links] for name, paths in GROUPS.items()}
 
@@ -334,9 +334,11 @@ class _Page:
         return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
     async def as_csv(self, request: Request, load: BoundLoad) -> Response:
-        """Respond with the rows of the table as a file."""
+        """Respond with the rows of the table as a file. Raise ``UsageError`` if its filter has a problem."""
         view, table = await cancel_on_disconnect(request, load()), self.table
         assert table is not None
+        if problem := view.get("problem"):
+            raise UsageError(problem, field="q", value=view["q"], hint=view["hint"])
         text = await to_thread(render_csv, table, view["table"], view[table.name])
         name = f'attachment; filename="{self.path.strip("/").replace("/", "-")}.csv"'
         return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")

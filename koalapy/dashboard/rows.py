@@ -165,6 +165,8 @@ class Survey:
         """Nodes of running components, by cluster."""
         self._requested: Counter[ClusterName] = Counter()
         """Waiting jobs that request the cluster."""
+        self.listed = 0
+        """Jobs that are no tasks of arrays: those that the page Jobs lists."""
         self._anywhere = 0
         """Waiting jobs that request no cluster."""
         self._site_use: defaultdict[ClusterName, SiteUse] = defaultdict(SiteUse)
@@ -213,6 +215,7 @@ class Survey:
     def _count(self, job: Job, sign: int) -> None:
         """Add the counts of a job, or subtract them."""
         home = job.spec.home_site
+        self.listed += sign * (job.array_job is None)
         if job.state is JobState.QUEUED:
             if home:
                 self._site_use[home].waiting += sign
@@ -312,20 +315,19 @@ def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterR
     """Return the clusters to list, and the others as folds, each with name, clusters and nodes; all in the same order.
 
     Clusters without an agent are a fold without a name if they are more than ``MAX_DARK``, though not all. If more than
-    ``limit`` are left, those that need no attention are folded by site, or all if still more do.
+    ``limit`` are left, those that need no attention are folded by site, and the first ``limit`` others are listed.
     """
     listed, parts = list(rows), defaultdict[str, list[ClusterRow]](list)
     dark = [row for row in listed if not row.connected]
     if MAX_DARK < len(dark) < len(listed):
         parts[""], listed = dark, [row for row in listed if row.connected]
     if len(listed) > limit:
-        urgent = [row for row in listed if severity(row) < 2]
-        calm = [row for row in listed if severity(row) == 2] if len(urgent) <= limit else listed
-        listed = urgent if len(urgent) <= limit else []
+        calm = [row for row in listed if severity(row) == 2]
+        listed = [row for row in listed if severity(row) < 2]
         sizes = Counter(site_of(row.cluster) for row in calm)
         for row in sorted(calm, key=lambda row: site_of(row.cluster)):
             parts[site if sizes[site := site_of(row.cluster)] > 1 else "others"].append(row)
-    return listed, [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
+    return listed[:limit], [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
 
 
 @lru_cache(10_000)

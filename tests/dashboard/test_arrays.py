@@ -1,5 +1,7 @@
 """The pages of arrays and their tasks."""
 
+import re
+
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person
 from tests.grid.embedded import EmbeddedGrid
@@ -32,6 +34,8 @@ def test_page_of_an_array_lists_its_running_tasks(grid: EmbeddedGrid) -> None:
     assert [task["label"] for task in person.get_json(f"/jobs/{array}.json")["tasks"]] == [f"{array}[1]", f"{array}[2]"]
     assert f'<a href="/jobs/{array + 2}">{array}[2]</a>' in person.get_page(f"/jobs/{array}")
     assert {row["id"] for row in person.get_json(f"/queue.json?q=array:{array}")["jobs"]} == {array + 1, array + 2}
+    (unfinished,) = re.findall(r'href="/queue"[^>]*>Jobs <small>(\d+)', person.get_page("/queue"))
+    assert int(unfinished) == person.get_json("/queue.json")["table"]["total"]
     person.close()
     grid.cancel(array)
     grid.wait_until_idle()

@@ -141,7 +141,7 @@ def test_clusters_beyond_limit_are_folded_by_site_unless_they_need_attention() -
     assert fold(11, *names, "hague", away=1) == (names[:1], {"delft": 6, "leiden": 5, "others": 1})
     assert fold(6, *names, away=6) == (names[6:], {"": 6})
     assert fold(5, *names, away=6) == ([], {"": 6, "delft": 6})
-    assert fold(4, *names, away=5) == ([], {"delft": 6, "leiden": 6}), "too many need attention"
+    assert fold(4, *names, away=5) == (names[:4], {"delft": 6, "others": 1}), "more need attention than are listed"
     assert fold(12, *names, away=12) == (names, {}), "all are away"
 
 
@@ -164,9 +164,20 @@ def test_ended_jobs_are_sorted_by_their_ends(scene: ServedDaemon, monkeypatch: p
     first = scene.http.get("/queue.json?q=state:over&sort=-ended&limit=5").json()
     second = scene.http.get(first["table"]["next"].replace("/queue?", "/queue.json?")).json()["jobs"]
     assert [row["id"] for row in (*first["jobs"], *second)] == [row["id"] for row in newest[:10]]
+    assert not {"id", "-id"} & set(first["table"]["sortable"]), "in the order of ids they are only the newest first"
+    for name in ("FIRST_WINDOW", "WINDOW", "MAX_LOOKED_AT"):
+        monkeypatch.setattr(f"koalapy.store.listing.{name}", 15)
+    few = [row["id"] for row in newest if row["name"] == newest[-1]["name"]]
+    named = f"state:over name:{newest[-1]['name']}* -name:x"
+    assert [row["id"] for row in rows(q=named, sort="-ended")] == few, "it is searched on behind jobs that do not match"
+    monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SEARCHES", 1)
+    view = scene.http.get("/queue.json", params={"q": named, "sort": "ended"}).json()
+    assert view["problem"] == "too many ended jobs have to be examined to sort them by their ends"
     monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SELECTED", 5)
     view = scene.http.get("/queue.json?q=state:over&sort=ended").json()
     assert (view["jobs"], view["problem"]) == ([], "too many ended jobs match to sort them by their ends")
+    csv = scene.http.get("/queue.csv?q=state:over&sort=ended")
+    assert (csv.status_code, "too many ended jobs match" in csv.text) == (422, True)
 
 
 def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:
@@ -181,16 +192,32 @@ def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:
     assert starts_after_gaps(UseSums(60, (0, 60), {})) == []
 
 
-def test_table_and_csv_have_folded_clusters(scene: ServedDaemon) -> None:
-    def names(path: str) -> set[str]:
-        return {row["cluster"] for row in scene.http.get(f"/clusters.json{path}").json()["clusters"]}
-
-    page = scene.http.get("/clusters").text
-    every = names("?sort=cluster")
-    assert (len(every), len(names(""))) == (10, 4)
-    assert all(f'href="/clusters/{name}"' in page for name in every)
-    assert "/clusters?sort=cluster" in page
+def test_table_of_few_clusters_lists_all_of_them_also_without_agents(scene: ServedDaemon) -> None:
+    view = scene.http.get("/clusters.json").json()
+    assert (len(view["clusters"]), view["table"]["total"], view["folds"]) == (10, 10, [])
+    assert "/clusters?sort=cluster" not in scene.http.get("/clusters").text.partition("<main")[2].partition("<table")[0]
     assert len(scene.http.get("/clusters.csv").text.splitlines()) == 11
+
+
+def test_clusters_that_need_attention_are_listed_up_to_the_limit_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.dashboard.pages.overview.MAX_DETAILED", 50)
+    with serve_scene(Scene(66, 0, away=6, troubles=False), tmp_path) as wide:
+        clusters = wide.http.get("/api/v1/clusters").json()["clusters"]
+        usable = [cluster["name"] for cluster in clusters if cluster["state"] == "usable"]
+        for name in usable[:51]:
+            assert wide.http.post(f"/api/v1/clusters/{name}/drain", json={"reason": "power"}).status_code == 200
+        view = wide.http.get("/clusters.json").json()
+        drained = {row["cluster"] for row in view["clusters"]}
+        assert (len(drained), drained <= set(usable[:51]), view["table"]["total"]) == (50, True, 66)
+        assert [row["cluster"] for fold in view["folds"][1:] for row in fold["clusters"] if row["drained"]] == []
+        page, overview = (" ".join(wide.http.get(path).text.split()) for path in ("/clusters", "/"))
+        assert "50 of 66 clusters shown" in page
+        assert '15 are folded below, and 1 more needs attention: <a href="/clusters?sort=cluster">' in page
+        assert "6 clusters, 6 not usable, " in page
+        assert (overview.count('<li class="tile drained'), "66 clusters" in overview) == (50, True)
+        assert '1 more needs attention: <a href="/clusters?sort=cluster">' in overview
 
 
 def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: ServedDaemon) -> None:

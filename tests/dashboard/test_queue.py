@@ -147,7 +147,13 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
     assert confirmation["needs_reason"]
     assert 'name="reason" maxlength="1000" autocomplete="off" required' in " ".join(page.split())
-    sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": " ", "q": "user:dave"}
+    sent = {
+        "csrf": csrf,
+        "key": confirmation["key"],
+        "jobs": confirmation["shown_states"],
+        "reason": " ",
+        "q": "user:dave",
+    }
     assert olga.http.post("/queue/hold", data=sent, headers=olga.origin).status_code == 422
     sent["reason"] = "a flood"
     response = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
@@ -166,6 +172,27 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
         for job in (mine[0], mine[2]):
             now = daemon.job(job)
             assert (now["state"], now["priority"]) == expected.get(action, ("cancelled", "low"))
+
+
+def test_queue_form_that_is_sent_again_changes_nothing(daemon: ServedDaemon, people: dict[str, Person]) -> None:
+    olga, job = people["olga"], submit_job(daemon, "gina")
+    page = f"/queue/confirm?action=hold&job={job}&q=user:gina"
+    key = olga.get_json(page.replace("?", ".json?"))["key"]
+    assert olga.send_form(page, "/queue/hold", key=key).status_code == 422, "no reason, which the user adds"
+    assert olga.send_form(page, "/queue/hold", key="of an earlier daemon", reason="x").status_code == 422
+    assert result_of(olga.send_form(page, "/queue/hold", key=key, reason="x")) == {"Done": [job]}
+    daemon.http.post(f"/api/v1/jobs/{job}/release").raise_for_status()
+    again = olga.send_form(page, "/queue/hold", key=key, reason="x")
+    assert (again.status_code, again.headers["location"]) == (303, "/queue?q=user%3Agina")
+    assert daemon.job(job)["state"] == "queued"
+    assert result_of(olga.send_form(page, "/queue/hold", reason="x")) == {"Done": [job]}, "a new form acts"
+    daemon.http.post(f"/api/v1/jobs/{job}/cancel", json={"reason": "test"}).raise_for_status()
+
+
+@pytest.mark.parametrize("action", ["cancel", "hold", "release", "priority"])
+def test_address_of_a_queue_form_leads_to_the_queue(people: dict[str, Person], action: str) -> None:
+    answer = people["alice"].http.get(f"/queue/{action}")
+    assert (answer.status_code, answer.headers["location"]) == (308, "/queue")
 
 
 def test_queue_form_with_other_jobs_is_rejected(

@@ -51,6 +51,8 @@ def test_survey_counts_waiting_jobs_and_running_nodes() -> None:
     assert (+survey.running, survey.oldest) == ({}, None)
     survey.update(replace(QUEUED_JOB, id=6))
     assert survey.oldest == replace(QUEUED_JOB, id=6)
+    survey.update(replace(QUEUED_JOB, id=7, array_job=6))
+    assert survey.listed == 1, "without the task of an array"
 
 
 def test_oldest_job_is_known_after_many_changes() -> None:

@@ -80,9 +80,10 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
         rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
         rows.sort(key=lambda row: natural_key(row.cluster))
-        is_plain = table == TableQuery() and not q
+        is_plain = table == TableQuery() and not q and len(rows) > table.limit
         listed, folds = fold_clusters(rows, table.limit) if is_plain else (rows, [])
-        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed)
+        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed if folds else rows)
+        view = replace(view, total=len(rows))
         return {"q": q, "clusters": shown, "folds": folds, "table": view, "nodes": sum_counts(rows)}
 
 

@@ -110,15 +110,8 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
     idle, coming = queries.offer(spec).view.usable_idle, []
     for end in next_known_ends[:MAX_ENDS_SHOWN]:
         freed = sum(end.nodes.values())
-        idle += freed
-        coming.append(
-            {
-                "end": end,
-                "nodes": freed,
-                # Total of idle nodes, unless other jobs take nodes that earlier ends release
-                "idle": idle,
-            }
-        )
+        idle += freed  # unless other jobs take nodes that earlier ends release
+        coming.append({"end": end, "nodes": freed, "idle": idle})
     return {
         "priority": spec.priority,
         "priorities": (Priority.LOW, Priority.HIGH),
@@ -166,8 +159,7 @@ def result_of(answer: Answer) -> View:
     ]
     most = max((interval.high for interval in intervals), default=0.0)
     return {
-        # By state: its name, the forecast without the single jobs, and the waiting jobs that start in no
-        # simulation
+        # By state: its name, the forecast without jobs, and the waiting jobs that start in no simulation
         "outcomes": outcomes,
         "lines": lines[:MAX_LINES],
         "more": max(0, len(lines) - MAX_LINES),
@@ -247,8 +239,7 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
         values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}
         return {
             "form": make_form(asked),
-            # The path from which the page gets the results; empty if none were requested, or if they are in
-            # ``result``
+            # The path of the results; empty if none were requested, or if they are in ``result``
             "simulation": with_query("/forecast/what-if/result", **values) if simulate and not complete else "",
             "result": await simulate(ignore_progress) if simulate and complete else None,
         }

@@ -189,11 +189,8 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
         """Return the map, and the newest measurement of each pair of clusters and within each cluster."""
         names, omitted = network.cluster_names, list[ClusterName]()
         if len(names) > MAX_COMPLETE:
-            known = [
-                one
-                for one in network.list_known_links()
-                if one.state is not LinkState.UNMEASURED or one.under_way is not None
-            ]
+            unmeasured, known = LinkState.UNMEASURED, network.list_known_links()
+            known = [one for one in known if one.state is not unmeasured or one.under_way is not None]
             with_link = {name for record in known for name in record.pair}
             omitted = [name for name in names if name not in with_link]
             names = [name for name in names if name in with_link]
@@ -237,19 +234,14 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
     first, second = pair_of(first, second)
     (record,) = network.list_links([(first, second)])
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
+    times = [m.at for m in conclusive]
     return {
         "record": record,
         "rejection_reason": network.rejection_reason((first, second)),
         "measurements": measurements,
         # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
         "charts": [
-            Chart(
-                name,
-                [m.at for m in conclusive],
-                60.0,
-                [Curve("", [getattr(m, name.lower()) for m in conclusive])],
-                unit,
-            )
+            Chart(name, times, 60.0, [Curve("", [getattr(m, name.lower()) for m in conclusive])], unit)
             for name, unit in CHART_UNITS.items()
         ],
     }

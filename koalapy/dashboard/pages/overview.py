@@ -182,6 +182,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             "sort": sort,
             "tiles": tiles,
             "folds": folds,
+            "count": len(rows),
             # Whether all tiles show numbers
             "detailed": len(rows) <= MAX_DETAILED,
             "start_nodes": None,

@@ -1,8 +1,10 @@
 """The pages Jobs and My jobs: jobs by a filter, and actions on many jobs at once; a user's own jobs, limits and use."""
 
+import secrets
 from asyncio import to_thread
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -19,6 +21,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key, queue_place
+from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import build_rows, job_row
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
@@ -47,7 +50,12 @@ MAX_CLUSTERS = 20
 """Maximum number of clusters that a search names."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
+MAX_SEARCHES = 5
+"""Maximum number of searches for the ended jobs of a table; each examines thousands."""
+MAX_KEYS = 10_000
+"""Maximum number of sent forms that are known."""
 
+Act = Callable[..., Awaitable[Sequence[ActionResult]]]
 Action = Literal["cancel", "hold", "release", "high", "low"]
 WORDS: Mapping[Action, tuple[str, str, str]] = {
     "cancel": ("Cancel jobs", "Cancel", "cancels"),
@@ -68,15 +76,22 @@ async def _find_page(
     finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
 ) -> tuple[list[Job], TableView]:
     """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers, newest first, or if
-    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more."""
+    they are at most ``MAX_SELECTED``, by their ends. Raise ``UsageError`` about ``q`` if they are more, or if too many
+    jobs have to be examined to find them."""
     search, sortable, total = parse_search(q), None, None
     if search.states & FINAL_STATES and query.sort.removeprefix("-") == "ended":
-        result, sort, sortable = await finder.find_jobs(search, caller, limit=MAX_SELECTED), query.sort, ("id", "ended")
-        if result.next_below:
-            hint = "narrow the filter, as with ended:2026-11-24"
-            raise UsageError("too many ended jobs match to sort them by their ends", field="q", value=q, hint=hint)
-        total = len(result.jobs)
-        found, after = cut_page([(job.ended_at, job.id, job) for job in result.jobs], query, sort)
+        jobs, below, sort, sortable = list[Job](), None, query.sort, ("ended",)
+        for _ in range(MAX_SEARCHES):
+            result = await finder.find_jobs(search, caller, below=below, limit=MAX_SELECTED)
+            jobs, below = [*jobs, *result.jobs], result.next_below
+            if below is None or len(jobs) >= MAX_SELECTED:
+                break
+        if below is not None:
+            many = "match" if len(jobs) >= MAX_SELECTED else "have to be examined"
+            hint = "narrow the filter by a user, a cluster or an end, as with ended:2026-11-24"
+            raise UsageError(f"too many ended jobs {many} to sort them by their ends", field="q", value=q, hint=hint)
+        total = len(jobs)
+        found, after = cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
     elif search.states & FINAL_STATES:
         sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
@@ -84,7 +99,7 @@ async def _find_page(
             raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
         below = parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-        found, sortable = list(result.jobs), ("id", "ended")
+        found, sortable = list(result.jobs), ("ended",)
         after = write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
         matching, sort = await finder.find_unfinished(search, caller), sort_of(JOBS, query)
@@ -103,8 +118,9 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
     _add_list(dashboard, services.jobs, services.forecasts, finder)
     _add_mine(dashboard, services, finder)
-    _add_confirmation(dashboard, services.jobs, finder)
-    _add_actions(dashboard, services.jobs.bulk)
+    prefix = secrets.token_urlsafe(6)
+    _add_confirmation(dashboard, services.jobs, finder, prefix)
+    _add_actions(dashboard, services.jobs.bulk, prefix)
 
 
 def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: JobFinder) -> None:
@@ -172,8 +188,9 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
         }
 
 
-def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
-    """Add the page that shows the effect of an action on many jobs before the user confirms it."""
+def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefix: str) -> None:
+    """Add the page that shows the effect of an action on many jobs before the user confirms it. Its form has a key,
+    which begins with ``prefix``: a new one after each start of the daemon."""
     queries = dashboard.engine.queries
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
@@ -208,6 +225,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             "effect": _describe_effect(does, len(affected), len(users)),
             # The effect in the imperative, for the button
             "order": _describe_effect(order, len(affected), len(users)),
+            "key": prefix + secrets.token_urlsafe(12),
             # The first of the jobs
             "jobs": await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
             # Number of the others
@@ -223,39 +241,47 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
         }
 
 
-def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
+def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
     """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
     shown = {"template": "queue_done.html", "title": "Result"}
 
+    used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
+
+    async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
+        """Return the jobs that an action changed, and those that it did not. Lead to the queue if the form was sent
+        before, since a reload would change jobs that have returned to the shown state."""
+        key, states, q = form.get("key"), _parse_shown_states(form), form.get("q")[:MAX_LENGTH]
+        if not key.startswith(prefix) or len(key) > 100:
+            raise UsageError("the form is older than the daemon", field="key", hint="select the jobs again")
+        if key in used:
+            return with_query("/queue", q=q)
+        used.append(key)
+        try:
+            jobs = [changed_job(result) for result in await act(list(states), expected=states)]
+        except UsageError:
+            used.remove(key)  # nothing was changed, and the user may correct the form
+            raise
+        done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
+        return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": q}, 200
+
     @dashboard.action("/queue/cancel", operation="cancel_jobs", **shown)
     async def cancel(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "cancel", await bulk.cancel_jobs(list(states), caller, form.reason, states))
+        return await act_once(form, "cancel", partial(bulk.cancel_jobs, caller=caller, reason=form.reason))
 
     @dashboard.action("/queue/hold", operation="hold_jobs", **shown)
     async def hold(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "hold", await bulk.hold_jobs(list(states), caller, form.reason, states))
+        return await act_once(form, "hold", partial(bulk.hold_jobs, caller=caller, reason=form.reason))
 
     @dashboard.action("/queue/release", operation="release_jobs", **shown)
     async def release(caller: Caller, form: SentForm) -> FormAnswer:
-        states = _parse_shown_states(form)
-        return _show_results(form, "release", await bulk.release_jobs(list(states), caller, states))
+        return await act_once(form, "release", partial(bulk.release_jobs, caller=caller))
 
     @dashboard.action("/queue/priority", operation="set_priority", **shown)
     async def priority(caller: Caller, form: SentForm) -> FormAnswer:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
-        states = _parse_shown_states(form)
-        value = parse_body(PriorityOrder, {"jobs": list(states), "priority": form.get("priority")}).priority
-        results = await bulk.set_priority(list(states), value, caller, form.reason, states)
-        return _show_results(form, "high" if value is Priority.HIGH else "low", results)
-
-
-def _show_results(form: Form, action: Action, results: Sequence[ActionResult]) -> FormAnswer:
-    """Return the jobs that an action changed, and those that it did not."""
-    jobs = [changed_job(result) for result in results]
-    done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
-    return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": form.get("q")[:MAX_LENGTH]}, 200
+        value = parse_body(PriorityOrder, {"jobs": [1], "priority": form.get("priority")}).priority
+        act = partial(bulk.set_priority, priority=value, caller=caller, reason=form.reason)
+        return await act_once(form, "high" if value is Priority.HIGH else "low", act)
 
 
 def _list_examples(caller: Identity) -> Sequence[tuple[str, str]]:
