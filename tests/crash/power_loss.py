@@ -4,8 +4,11 @@ All that a client was told must still be true: submissions exist once, reported 
 attempt runs twice.
 """
 
+import math
 import random
 import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +31,7 @@ SCOPES = ("all", "daemon", "clusters")
 
 @dataclass(frozen=True)
 class Cut:
-    """A loss of power right after the ``change``-th recorded change."""
+    """A loss of power right before the change after the ``change``-th recorded one: all answers until then are told."""
 
     change: int
     loss: Loss
@@ -91,29 +94,46 @@ def _recorded_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.recorded")
 
 
-def cut_power(recording: Recording, cut: Cut) -> list[Violation]:
-    """Continue the recorded run from a loss of power; return the violations."""
+def cut_power(recording: Recording, cut: Cut, *, keep: bool = False) -> list[Violation]:
+    """Continue the recorded run from a loss of power; return the violations.
+
+    ``keep``: after a violation or an error, print the cut, and keep the folder and the record.
+    """
     folder = recording.folder
     shutil.rmtree(folder)
     folder.mkdir()
+    violations: list[Violation] | None = None
+    try:
+        violations = _continue_run(recording, cut)
+    finally:
+        victims.kill_all(folder)
+        if keep and violations != []:
+            _keep_folder(recording, cut, violations or [])
+    return violations
+
+
+def _keep_folder(recording: Recording, cut: Cut, violations: Sequence[Violation]) -> None:
+    kept = Path(tempfile.mkdtemp(prefix="koala-power-loss-", dir="/tmp"))
+    recording.folder.rename(kept / "continued")
+    recording.folder.mkdir()
+    shutil.copy(_recorded_folder(recording.folder) / "control/writes", kept)
+    print(f"cut {cut} of {len(recording.changes)} (change, loss, scope, seed): see {kept}", file=sys.stderr)
+    for violation in violations:
+        print(f"  {violation}", file=sys.stderr)
+
+
+def _continue_run(recording: Recording, cut: Cut) -> list[Violation]:
+    """Start the grid again, submit everything with the same keys, wait for all ends, and check."""
+    folder = recording.folder
     disk = Disk(folder / "data")
     for change in recording.changes[: cut.change]:
         disk.apply(change)
     disk.write_to(folder / "data", cut.loss_of, random.Random(cut.seed))
-    time_s = recording.changes[cut.change - 1].time_s
+    time_s = next((change.time_s for change in recording.changes[cut.change : cut.change + 1]), math.inf)
     lines = (_recorded_folder(folder) / MARKS).read_text().splitlines(keepends=True)
-    early = [line for line, mark in zip(lines, recording.marks, strict=True) if mark.time_s <= time_s]
+    early = [line for line, mark in zip(lines, recording.marks, strict=True) if mark.time_s < time_s]
     (folder / MARKS).write_text("".join(early))
-    told = [entry for entry in recording.acknowledged if entry.time_s <= time_s]
-    try:
-        return _continue_run(recording, told, len(early))
-    finally:
-        victims.kill_all(folder)
-
-
-def _continue_run(recording: Recording, told: Sequence[Acknowledgement], early: int) -> list[Violation]:
-    """Start the grid again, submit everything with the same keys, wait for all ends, and check."""
-    folder = recording.folder
+    told = [entry for entry in recording.acknowledged if entry.time_s < time_s]
     grid = CrashGrid(folder)
     grid.interposer.start_new_boot("00000000-0000-0000-0000-000000000001")
     run = CrashRun(grid)
@@ -137,8 +157,8 @@ def _continue_run(recording: Recording, told: Sequence[Acknowledgement], early: 
         [
             *check(split_arrays(evidence)),
             *(Violation("lost", str(entry.job), f"{entry.kind} was acknowledged, and is missing") for entry in lost),
-            *_check_ends(told, jobs, marks[early:]),
-            *(Violation("alert", "", str(alert)) for alert in alerts if alert["kind"] == "database"),
+            *_check_ends(told, jobs, marks[len(early) :]),
+            *(Violation("alert", "", str(alert)) for alert in alerts if alert["target"] == "lost changes"),
         ]
     )
 
