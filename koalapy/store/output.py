@@ -197,13 +197,15 @@ class OutputStore:
     def _replace_zeros(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
         """Write a piece over doubtful zeros. A piece after their begin shows that they were acknowledged."""
         begin, end = stream.end - stream.doubtful, piece.offset + len(piece.data)
-        if piece.offset <= begin:
-            for segment in stream.segments:
-                start, stop = max(segment.start, begin), min(segment.end, end)
-                if start < stop:
-                    data = piece.data[start - piece.offset : stop - piece.offset]
-                    writing.write(segment.path, start - segment.start, data)
-        stream.doubtful = min(stream.doubtful, max(0, stream.end - end)) if piece.offset <= begin else 0
+        if piece.offset > begin:
+            stream.doubtful = 0
+            return
+        for segment in stream.segments:
+            start, stop = max(segment.start, begin), min(segment.end, end)
+            if start < stop:
+                data = piece.data[start - piece.offset : stop - piece.offset]
+                writing.write(segment.path, start - segment.start, data)
+        stream.doubtful = min(stream.doubtful, max(0, stream.end - end))
 
     def _write_data(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
         """Write bytes at a position at or after the end of the output, divided into segments of bounded size."""
@@ -273,6 +275,8 @@ def _count_zeros(segments: Sequence[Segment]) -> int:
     count = 0
     for segment in reversed(segments):
         size = min(segment.end - segment.start, MAX_DOUBTFUL - count)
+        if size and _read_segment(segment, segment.end - 1, segment.end) != b"\0":
+            break
         data = _read_segment(segment, segment.end - size, segment.end)
         count += len(data) - len(data.rstrip(b"\0"))
         if data.strip(b"\0"):

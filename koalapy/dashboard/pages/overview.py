@@ -97,7 +97,7 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
 
 
 def starts_after_gaps(sums: UseSums) -> list[int]:
-    """Return the slots from which on there are samples again, after some without a daemon."""
+    """Return the slots from which on there are samples again, after some without."""
     sampled = sums.by_cluster.get("", {})
     gaps = pairwise(start for start in sums.starts if start >= min(sampled, default=inf))
     return [start for before, start in gaps if before not in sampled and start in sampled]

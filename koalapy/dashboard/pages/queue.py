@@ -244,7 +244,6 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
 def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
     """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
     shown = {"template": "queue_done.html", "title": "Result"}
-
     used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
 
     async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
