@@ -161,12 +161,17 @@ class StandbyGrid(EmbeddedGrid):
         return find_violations(read_grid(files))
 
     def stores_changes(self) -> bool:
+        """Return whether the active daemon stores a change, and is ready for jobs.
+
+        Each of its writers learns for itself that the database is back, so that one may store while another waits.
+        """
         try:
             answer = self.http.post("/api/v1/tokens", json={"note": "takeover"})
+            is_ready = self.http.get("/readyz").status_code == 200
         except httpx2.TransportError:  # the server of the standby daemon has just ended
             return False
         assert answer.status_code in (201, 503), answer.text
-        return answer.status_code == 201
+        return answer.status_code == 201 and is_ready
 
     def read_epochs(self) -> list[int]:
         """Return the epochs with which the daemons served, in order of time."""
