@@ -18,10 +18,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from koalapy import __version__
-from koalapy.dashboard.charts import render_chart, use_bar
-from koalapy.dashboard.grid_map import grid_map
+from koalapy.dashboard.charts import render_chart
+from koalapy.dashboard.grid_map import lay_out_map
 from koalapy.dashboard.time_range import RANGES
-from koalapy.dashboard.timeline import MEANINGS, draw_timeline
+from koalapy.dashboard.timeline import MEANINGS
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
     format_bytes,
@@ -33,6 +33,7 @@ from koalapy.model.wording import (
     format_nodes,
     format_three_digits,
     format_time,
+    shorten,
 )
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -83,9 +84,6 @@ POLICY = (
 """Pages load and run only the daemon's own files."""
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
-
-PICTURES = (grid_map, draw_timeline, use_bar)
-"""Functions that templates call by their names."""
 
 
 def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
@@ -192,7 +190,9 @@ def _make_environment() -> Environment:
         "days": format_days,
         "duration": format_duration,
         "identifier": identifier,
+        "shorten": shorten,
         "time": render_time,
+        "time_text": format_time,
         "hosts": format_hosts,
         "nodes": format_nodes,
         "rate": format_rate,
@@ -207,17 +207,16 @@ def _make_environment() -> Environment:
         "with_query": with_query,
         "format_term": format_term,
     }
-    environment.globals |= {"lane_meanings": MEANINGS, "time_ranges": tuple(RANGES)}
-    environment.globals |= {picture.__name__: picture for picture in PICTURES}
+    environment.globals |= {"lay_out_map": lay_out_map, "lane_meanings": MEANINGS, "time_ranges": tuple(RANGES)}
     environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment
 
 
-_ENVIRONMENT = _make_environment()
+ENVIRONMENT = _make_environment()
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Render a template of ``templates/`` with its variables."""
-    return _ENVIRONMENT.get_template(template).render(context)
+    return ENVIRONMENT.get_template(template).render(context)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.dashboard.charts import NodeCounts
-from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState
@@ -385,9 +384,8 @@ def _details_page(alert: Alert) -> tuple[str, str]:
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _PAGES[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
-        return with_query(
-            "/queue", q=f"{format_term('user', alert.user)} state:waiting"
-        ), f"jobs of {alert.user} in the queue"
+        words = quote_plus(f"{format_term('user', alert.user)} state:waiting")
+        return f"/queue?q={words}", f"jobs of {alert.user} in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:

@@ -1,8 +1,11 @@
-"""List the pages of the dashboard."""
+"""List the pages of the dashboard, and draw their timelines."""
 
 import re
 
 import httpx2
+
+from koalapy.dashboard.rendering import render
+from koalapy.dashboard.timeline import Timeline
 
 DETAIL = re.compile(r'href="(/(?:jobs|clusters|network|users)/[^"?#]+)"')
 
@@ -17,3 +20,8 @@ def linked_pages(client: httpx2.Client) -> list[str]:
             _, section, _, *rest = link.split("/")
             kinds.setdefault(f"{section} {rest if section == 'clusters' else len(rest)}", link)
     return paths + [link for link in kinds.values() if link not in paths]
+
+
+def draw_timeline(timeline: Timeline) -> str:
+    """Return a timeline as SVG; empty without content."""
+    return render("parts/timeline.html", {"timeline": timeline}).strip()

@@ -21,7 +21,7 @@ from koalapy.dashboard.pages.overview import starts_after_gaps
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
 from koalapy.dashboard.time_range import parse_range
-from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
+from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.history import DAY, PastComponent, UseSum, UseSums
@@ -35,6 +35,7 @@ from koalapy.store.history import HistoryStore
 from koalapy.store.service_tables import SampleStore
 from koalapy.store.tables import use_sums
 from tests.daemon_in_process import ServedDaemon
+from tests.dashboard.pages import draw_timeline
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
 from tests.databases import open_database

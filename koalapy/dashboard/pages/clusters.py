@@ -15,7 +15,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
 from koalapy.dashboard.charts import use_chart
-from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, Simulate, View, parse_body
 from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.scheduler import failures_of
@@ -101,7 +101,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
             for row in listed
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
-        shown, view = show_nodes(rows, table, f"{cluster_path(name)}/nodes", q)
+        shown, view = show_rows(NODES, table, f"{cluster_path(name)}/nodes", {"q": q}, rows)
         return {
             "cluster": name,
             "q": q,
@@ -128,8 +128,8 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         sums = await services.samples.read(time_range.start, time_range.end, (name,))
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
-        nodes_path = f"{cluster_path(name)}/nodes"
-        nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), nodes_path)
+        query, nodes_path = TableQuery(limit=MAX_NODES_SHOWN), f"{cluster_path(name)}/nodes"
+        nodes, node_table = show_rows(NODES, query, nodes_path, {}, group_nodes(rows))
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         marks = [(drain.since, f"drained {drain.author}") for drain in drains_of(status)]
