@@ -52,7 +52,7 @@ def test_cluster_minimization_combines_two_clusters_of_figure_2() -> None:
     answer = policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))
     assert sites(answer) == [(16, "c1"), (8, "c2")]
     assert isinstance(answer, Placement)
-    assert answer.reason == "c1 had the most idle nodes (16 of 16 used), then c2 (8 of 16 used)"
+    assert answer.reason == "c1 had the most idle nodes (16 of 16 taken), then c2 (8 of 16 taken)"
 
 
 @pytest.mark.parametrize(("minimum", "sizes"), [(3, (6, 3, 3)), (4, (4, 4, 4))])
@@ -68,8 +68,8 @@ def test_cluster_minimization_shortens_a_long_reason() -> None:
     assert isinstance(answer, Placement)
     assert (
         answer.reason
-        == "a had the most idle nodes (1 of 1 used), then b (1 of 1 used), then c (1 of 1 used), then d (1 of 1 used) "
-        "and 2 more"
+        == "a had the most idle nodes (1 of 1 taken), then b (1 of 1 taken), then c (1 of 1 taken), "
+        "then d (1 of 1 taken) and 2 more"
     )
 
 
