@@ -66,11 +66,8 @@ def test_last_component_is_raised_to_its_minimum_by_nodes_of_the_latest_clusters
 def test_cluster_minimization_shortens_a_long_reason() -> None:
     answer = policy.place(FlexibleRequest(6), grid(a=1, b=1, c=1, d=1, e=1, f=1))
     assert isinstance(answer, Placement)
-    assert (
-        answer.reason
-        == "a had the most idle nodes (1 of 1 taken), then b (1 of 1 taken), then c (1 of 1 taken), "
-        "then d (1 of 1 taken) and 2 more"
-    )
+    listed = ", then ".join(f"{name} (1 of 1 taken)" for name in "bcd")
+    assert answer.reason == f"a had the most idle nodes (1 of 1 taken), then {listed} and 2 more"
 
 
 def test_cluster_minimization_refusal_names_the_unmet_bound() -> None:

@@ -217,13 +217,11 @@ class History:
         self, kind: Kind, step: Step, span: Span, names: Sequence[str | None]
     ) -> tuple[UsageTable, list[UsageLine]]:
         """Return the same of several names, and the figures of each over the span, without a name of the whole grid."""
-        sums = [(kind, Step.ALL, name) for name in names if name]
-        tables = await self._read_tables(
-            span, *((kind, step, name) for name in names), *sums or ((Kind.GRID, Step.ALL, None),)
-        )
-        parts = [line for table in tables[: len(names)] for line in table.lines]
-        lines = sorted(parts, key=lambda line: (line.start, line.name))
-        return replace(tables[0], lines=lines), [line for table in tables[len(names) :] for line in table.lines]
+        sums = [(kind if name else Kind.GRID, Step.ALL, name) for name in names]
+        tables = await self._read_tables(span, *((kind, step, name) for name in names), *sums)
+        tables, totals = tables[: len(names)], tables[len(names) :]
+        lines = sorted((line for table in tables for line in table.lines), key=lambda line: (line.start, line.name))
+        return replace(tables[0], lines=lines), [line for total in totals for line in total.lines]
 
     async def _read_tables(
         self, span: Span, *selections: tuple[Kind, Step, str | None], max_lines: int = MAX_LINES
