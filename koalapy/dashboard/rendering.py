@@ -22,7 +22,7 @@ from koalapy.dashboard.charts import render_chart
 from koalapy.dashboard.grid_map import lay_out_map
 from koalapy.dashboard.time_range import RANGES
 from koalapy.dashboard.timeline import MEANINGS
-from koalapy.model.job_search import format_term
+from koalapy.model.job_search import KINDS, format_term
 from koalapy.model.wording import (
     format_bytes,
     format_cpu_use,
@@ -206,8 +206,14 @@ def _make_environment() -> Environment:
         "version": __version__,
         "with_query": with_query,
         "format_term": format_term,
+        "time_ranges": tuple(RANGES),
     }
-    environment.globals |= {"lay_out_map": lay_out_map, "lane_meanings": MEANINGS, "time_ranges": tuple(RANGES)}
+    environment.globals |= {
+        "lay_out_map": lay_out_map,
+        "lane_meanings": MEANINGS,
+        "search_kinds": KINDS,
+        "time_ranges": tuple(RANGES),
+    }
     environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}

@@ -1,10 +1,13 @@
-"""List the pages of the dashboard, and draw their timelines."""
+"""List the pages of the dashboard, and draw their jobs and timelines."""
 
 import re
+from collections.abc import Sequence
 
 import httpx2
 
-from koalapy.dashboard.rendering import render
+from koalapy.dashboard.job_table import JOBS
+from koalapy.dashboard.rendering import ENVIRONMENT, render
+from koalapy.dashboard.rows import JobRow
 from koalapy.dashboard.timeline import Timeline
 
 DETAIL = re.compile(r'href="(/(?:jobs|clusters|network|users)/[^"?#]+)"')
@@ -25,3 +28,8 @@ def linked_pages(client: httpx2.Client) -> list[str]:
 def draw_timeline(timeline: Timeline) -> str:
     """Return a timeline as SVG; empty without content."""
     return render("parts/timeline.html", {"timeline": timeline}).strip()
+
+
+def draw_jobs(rows: Sequence[JobRow], now: float) -> str:
+    """Return jobs as a table with the usual columns."""
+    return str(ENVIRONMENT.get_template("parts/tables.html").module.table(JOBS, None, rows, now))  # type: ignore[attr-defined]

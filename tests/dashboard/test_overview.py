@@ -18,7 +18,6 @@ from sqlalchemy import func, select
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
 from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
-from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.pages.overview import starts_after_gaps
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
@@ -37,7 +36,7 @@ from koalapy.store.history import HistoryStore
 from koalapy.store.service_tables import SampleStore
 from koalapy.store.tables import use_sums
 from tests.daemon_in_process import ServedDaemon
-from tests.dashboard.pages import draw_timeline
+from tests.dashboard.pages import draw_jobs, draw_timeline
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
 from tests.databases import open_database
@@ -109,7 +108,7 @@ def test_expected_start_is_planned_else_forecast(
 
 def test_expected_start_in_the_past_is_due_now() -> None:
     row = job_row(JobRecord(Job(1, JobSpec(FlexibleRequest(1), owner="ada"), 1.0), ""), Identity("ada", Role.USER, ""))
-    cells = [render_jobs([replace(row, expected=at)], 90.0) for at in (89.0, 91.0)]
+    cells = [draw_jobs([replace(row, expected=at)], 90.0) for at in (89.0, 91.0)]
     assert ["due now" in cell for cell in cells] == [True, False]
     assert "≈ <time" in cells[1]
 
