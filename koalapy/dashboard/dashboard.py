@@ -31,7 +31,7 @@ from koalapy.dashboard.rendering import ENVIRONMENT, HEADERS, render, with_query
 from koalapy.dashboard.rows import Survey
 from koalapy.dashboard.shared_pages import GZIP_HEADER, LEVEL, Event, LivePages, as_event_data
 from koalapy.dashboard.tables import TableDefinition, fill_table, render_csv
-from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
+from koalapy.model.errors import ForbiddenError, KoalaError, UsageError, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.simulation.twin import Report
 
@@ -387,21 +387,14 @@ async def read_form(request: Request) -> Form:
     """Parse the form of a request; raise ``UsageError`` if there is none."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/x-www-form-urlencoded":
-        raise UsageError(
-            f"Content-Type is {content_type!r}, not that of a form",
-            field="Content-Type",
-            value=content_type,
-            hint="send application/x-www-form-urlencoded",
-        )
+        wrong = f"is {content_type!r}, not that of a form"
+        reject("Content-Type", content_type, wrong, "send application/x-www-form-urlencoded")
     try:
         text = (await request.body()).decode()
         fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise UsageError(
-            f"the form is not UTF-8, or has more than {MAX_FIELDS} fields",
-            field="body",
-            hint="reload the page and send it again",
-        ) from error
+        problem = f"the form is not UTF-8, or has more than {MAX_FIELDS} fields"
+        raise UsageError(problem, field="body", hint="reload the page and send it again") from error
     return Form(dict(fields))
 
 
@@ -410,11 +403,8 @@ async def read_checked_form(request: Request) -> Form:
     form = await read_form(request)
     expected = csrf_token(request)
     if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
-        raise ForbiddenError(
-            "this form was sent by a page of another browser session",
-            field="csrf",
-            hint="reload the page and try again",
-        )
+        problem = "this form was sent by a page of another browser session"
+        raise ForbiddenError(problem, field="csrf", hint="reload the page and try again")
     return form
 
 

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from koalapy.api import fields
 from koalapy.dashboard.rendering import format_iso_time, render_time, with_query
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.wording import escape_formula, suggest_names
 
 R = TypeVar("R")
@@ -86,10 +86,10 @@ class TableDefinition(Generic[R]):
     """Return the path of the page of a row."""
     selectable: Callable[[R], str] | None = None
     """Return the value of the row's checkbox; empty if it cannot be selected."""
-    by_name: Mapping[str, Column[R]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+    @property
+    def by_name(self) -> Mapping[str, Column[R]]:
+        return {column.name: column for column in self.columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,7 @@ async def _read_query(
     """Return the part of an address that concerns its table. A CSV file has more rows than a page."""
     is_csv = request.url.path.endswith(".csv")
     if not is_csv and limit > MAX_ROWS:
-        raise UsageError(
-            f"a page has at most {MAX_ROWS} rows", field="limit", value=limit, hint="request fewer, or the CSV file"
-        )
+        reject("limit", limit, f"is {limit}, but a page has at most {MAX_ROWS} rows", "request fewer, or the CSV file")
     rows = MAX_CSV_ROWS if is_csv and "limit" not in request.query_params else limit
     return TableQuery(sort, tuple(dict.fromkeys(columns)), after, rows)
 
@@ -160,13 +158,17 @@ class TableView:
 
 def sort_of(definition: TableDefinition[Any], query: TableQuery, sortable: Collection[str] | None = None) -> str:
     """Return the requested order, or the default. Raise ``UsageError`` for an unknown column."""
-    names = [c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)]
+    names = _sortable_columns(definition, sortable)
     if query.sort.removeprefix("-") in names:
         return query.sort
     if query.sort:
         hint = suggest_names(query.sort.removeprefix("-"), names)
         raise UsageError(f"rows cannot be sorted by {query.sort}", field="sort", value=query.sort, hint=hint)
     return definition.default_sort
+
+
+def _sortable_columns(definition: TableDefinition[Any], sortable: Collection[str] | None) -> list[str]:
+    return [c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)]
 
 
 def make_view(
@@ -200,7 +202,7 @@ def make_view(
         columns=columns,
         chosen=bool(query.columns),
         sort=sort or sort_of(definition, query, sortable),
-        sortable=[c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)],
+        sortable=_sortable_columns(definition, sortable),
         shown=shown,
         total=total,
         limit=query.limit,

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, may_see_errors
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, record_for
 from koalapy.daemon.agents.questions import list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
@@ -25,39 +25,24 @@ from koalapy.dashboard.rows import Survey, alert_row, cluster_row, fold_clusters
 from koalapy.dashboard.tables import TableParameters, TableQuery, Words, matches_text, show_rows
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
-from koalapy.model.reports import LrmCalls
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
-from koalapy.scheduler.clusters import ClusterStatus
 
 MAX_NODES_SHOWN = 24
 MAX_ERRORS = 20
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
+SHOWN_HEALTH = ("errors", "unusable", "trials", "probation", "probation_at")
 
 Moment = Annotated[fields.PointInTime | None, BeforeValidator(lambda text: text or None)]
 """A point in time of a form; None if the field is empty."""
 
 
-def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
-    """Return the errors and the probation of a cluster; the last error only for operators."""
-    return HealthStatus(
-        errors=health.errors,
-        unusable=health.unusable,
-        note=health.note if is_operator else health.summary,
-        trials=health.trials,
-        probation=health.probation,
-        probation_at=health.probation_at,
-        limit_lifted_at=0.0,  # others, such as proofs, have tokens and what users asked for
-    )
-
-
-def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
-    """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
-    return [
-        calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="")
-        for calls in cluster.last_report.calls
-    ]
+def shown_health(health: HealthStatus, *, is_operator: bool) -> View:
+    """Return the errors and the probation of a cluster; the last error only for operators. Other values, such as
+    proofs, have tokens and what users asked for."""
+    note = health.note if is_operator else health.summary
+    return {name: getattr(health, name) for name in SHOWN_HEALTH} | {"note": note}
 
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -121,7 +106,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         name: Name, caller: Caller, changes_before: Before = 0, since: Since = "", until: Until = ""
     ) -> View:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
-        record, now = services.jobs.get_cluster(name), engine.clock()
+        record, now = record_for(caller, services.jobs.get_cluster(name)), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         time_range = parse_range(since, until, now)
@@ -151,7 +136,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             "notices": status.last_report.notices,
             "missing_programs": sorted(status.last_report.lacks),
             "versions": status.last_report.versions,
-            "calls": visible_calls(status, caller),
+            "calls": record.details.get("calls"),
             "reported_at": status.reported_at,
             "disks": status.last_report.disks,
             "nodes": nodes,

@@ -213,7 +213,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
             selected, omitted = list((await jobs.get_many(job)).values()), 0
         if action == "high":
             jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
-        reasons = {job.id: _exclusion_reason(action, job, caller) for job in selected}
+        reasons = {job.id: exclusion_reason(action, job, caller) for job in selected}
         affected = [job for job in selected if not reasons[job.id]]
         counts = Counter(reason for reason in reasons.values() if reason)
         left_out = [(count, reason) for reason, count in counts.items()]
@@ -286,7 +286,7 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
         return await act_once(form, "high" if value is Priority.HIGH else "low", act)
 
 
-def _exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
+def exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
     """Return why an action does not apply to a job; empty if it does."""
     if not may_see_all_of(caller, job):
         return "not yours"

@@ -1,9 +1,10 @@
 """The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections import Counter
+from dataclasses import MISSING, fields
 from itertools import pairwise
+from typing import Any
 
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
@@ -14,7 +15,6 @@ from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.rules import Rules
 
 REASONS = {
@@ -28,36 +28,14 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
-
-    cluster: ClusterName
-    claims: int
-    """Components for which all nodes have reported."""
-    claims_failed: Mapping[str, int]
-    """By cause, the most frequent first."""
-    attempts_failed: Mapping[str, int]
-    """Attempts that failed for other reasons than the program, by cause."""
-
-    @property
-    def failed_claims(self) -> int:
-        return sum(self.claims_failed.values())
-
-
 def describe_timings(name: str, meaning: str, timings: Timings) -> View:
     """Return the table row for one kind of operation: counts since the start, and recent durations in seconds."""
-    recent = timings.summarize_recent()
     return {
         "what": name,
         "meaning": meaning,
         "count": timings.count,
         "failures": timings.failures,
-        "per_second": recent.per_second,
-        "mean": recent.mean,
-        # 95th percentile of recent durations
-        "most": recent.percentile_95,
-        "largest": recent.largest,
+        "recent": timings.summarize_recent(),
         # Distribution of all durations since the daemon started
         "spans": spans_of(timings),
     }
@@ -94,13 +72,20 @@ def _format_value(value: object) -> str:
     return "none" if value is None else format_quantity(value) if isinstance(value, int | float) else str(value)
 
 
-def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
-    """Return a cluster's successful claims, and its failed claims and attempts by cause."""
-    claims, attempts = instruments.claims_failed, instruments.attempts_failed
-    claims_failed = {str(cause): count for cause in ClaimFailure if (count := claims[cluster, cause])}
-    attempts_failed = {str(cause): count for cause in AttemptFailure if (count := attempts[cluster, cause])}
-    by_count = [dict(sorted(counts.items(), key=lambda item: -item[1])) for counts in (claims_failed, attempts_failed)]
-    return Failures(cluster, instruments.claims[cluster], *by_count)
+def failures_of(instruments: Instruments, cluster: ClusterName) -> View:
+    """Return a cluster's claims since the daemon started, each of which obtained nodes for a component, and its failed
+    claims and attempts by cause, the most frequent first; without failures of programs."""
+
+    def by_cause(failures: Counter[tuple[ClusterName, Any]]) -> dict[str, int]:
+        counts = Counter({str(cause): count for (name, cause), count in failures.items() if name == cluster})
+        return dict(counts.most_common())
+
+    return {
+        "cluster": cluster,
+        "claims": instruments.claims[cluster],
+        "claims_failed": by_cause(instruments.claims_failed),
+        "attempts_failed": by_cause(instruments.attempts_failed),
+    }
 
 
 def scheduler_view(engine: Engine) -> View:
@@ -134,6 +119,7 @@ def scheduler_view(engine: Engine) -> View:
         },
         # Each kind of refusal with its count and its meaning
         "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
+        "claims_failed": sum(instruments.claims_failed.values()),
         "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
         "database_problem": engine.database.problem,
         "database_size": instruments.database_size,
