@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
-from koalapy.api.job_views import TimelineView, attempt_view, view_for
+from koalapy.api.job_views import TimelineView, view_for
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
@@ -78,7 +78,6 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
             ],
             "is_over": current.state.is_final,
             "picture": job_timeline(lanes, now, expected_starts_of(current, now)),
-            "attempts": [attempt_view(current, attempt) for attempt in last_attempts],
             # Earlier attempts, which are not shown
             "more_attempts": last_attempts[0].generation - 1 if last_attempts else 0,
             "explanation": ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),

@@ -13,7 +13,7 @@ from markupsafe import escape
 
 from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
-from koalapy.daemon.network.network import LinkRecord, Network
+from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard, SentForm, View
@@ -211,7 +211,22 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> View:
-        return await link_view(network, one, other, limit)
+        """Return the state of a link and its last measurements; raise ``NotFoundError`` for an unknown cluster."""
+        measurements = await network.read_history(one, other, limit)
+        pair = pair_of(one, other)
+        (record,) = network.list_links([pair])
+        conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
+        times = [m.at for m in conclusive]
+        return {
+            "record": record,
+            "rejection_reason": network.rejection_reason(pair),
+            "measurements": measurements,
+            # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
+            "charts": [
+                Chart(name, times, 60.0, [Curve("", [getattr(m, name.lower()) for m in conclusive])], unit)
+                for name, unit in CHART_UNITS.items()
+            ],
+        }
 
     @dashboard.action("/network/measure", operation="measure_network")
     async def measure(form: SentForm) -> str:
@@ -223,23 +238,3 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             return f"/network/{quote(first, safe='')}/{quote(second, safe='')}"
         network.measure_links()
         return "/network"
-
-
-async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> View:
-    """Return the state of a link and its last ``limit`` measurements. Raise ``NotFoundError`` for an unknown
-    cluster."""
-    measurements = await network.read_history(first, second, limit)
-    first, second = pair_of(first, second)
-    (record,) = network.list_links([(first, second)])
-    conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
-    times = [m.at for m in conclusive]
-    return {
-        "record": record,
-        "rejection_reason": network.rejection_reason((first, second)),
-        "measurements": measurements,
-        # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
-        "charts": [
-            Chart(name, times, 60.0, [Curve("", [getattr(m, name.lower()) for m in conclusive])], unit)
-            for name, unit in CHART_UNITS.items()
-        ],
-    }

@@ -6,7 +6,6 @@ from dataclasses import MISSING, fields
 from itertools import pairwise
 from typing import Any
 
-from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard, View
@@ -88,50 +87,49 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> View:
     }
 
 
-def scheduler_view(engine: Engine) -> View:
-    """Return the scheduler's state, counts and rules for the page."""
-    instruments, queries = engine.instruments, engine.queries
-    rounds = instruments.cycles
-    return {
-        "queued": engine.stored_queued,
-        "active": engine.stored_active,
-        # Events that wait for the next engine cycle
-        "waiting": engine.pending_items,
-        # Events of the last engine cycle
-        "last_round": rounds.waiting,
-        "timed": [
-            describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.total),
-            describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
-            describe_timings("Transactions", "database writes of a cycle", instruments.writes),
-            describe_timings("Queries", "database reads", instruments.reads),
-        ],
-        "events": {_in_words(kind): count for kind, count in rounds.events.most_common()},
-        "events_refused": rounds.refused,
-        "submitted": sum(instruments.submitted.values()),
-        "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
-        "requeued": instruments.requeued,
-        "preemptions": instruments.preemptions,
-        "reclaims": instruments.reclaims,
-        # By policy, the jobs that it placed on one and on several clusters
-        "placements": {
-            policy: (instruments.placements[policy, False], instruments.placements[policy, True])
-            for policy in sorted({policy for policy, _ in instruments.placements})
-        },
-        # Each kind of refusal with its count and its meaning
-        "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
-        "claims_failed": sum(instruments.claims_failed.values()),
-        "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
-        "database_problem": engine.database.problem,
-        "database_size": instruments.database_size,
-        "epoch": engine.epoch,
-        "recent_span": RECENT_SPAN,
-        "parameters": parameters_of(queries.rules),
-    }
-
-
 def add_scheduler(dashboard: Dashboard) -> None:
     """Add the page of the scheduler."""
+    engine = dashboard.engine
 
     @dashboard.page("/scheduler", "scheduler.html", operation="scrape", title="Scheduler", key="s")
     async def scheduler() -> View:
-        return scheduler_view(dashboard.engine)
+        """Return the scheduler's state, counts and rules."""
+        instruments, queries = engine.instruments, engine.queries
+        rounds = instruments.cycles
+        return {
+            "queued": engine.stored_queued,
+            "active": engine.stored_active,
+            # Events that wait for the next engine cycle
+            "waiting": engine.pending_items,
+            # Events of the last engine cycle
+            "last_round": rounds.waiting,
+            "timed": [
+                describe_timings(
+                    "Cycles", "process events, decide, write to the database, send commands", rounds.total
+                ),
+                describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
+                describe_timings("Transactions", "database writes of a cycle", instruments.writes),
+                describe_timings("Queries", "database reads", instruments.reads),
+            ],
+            "events": {_in_words(kind): count for kind, count in rounds.events.most_common()},
+            "events_refused": rounds.refused,
+            "submitted": sum(instruments.submitted.values()),
+            "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
+            "requeued": instruments.requeued,
+            "preemptions": instruments.preemptions,
+            "reclaims": instruments.reclaims,
+            # By policy, the jobs that it placed on one and on several clusters
+            "placements": {
+                policy: (instruments.placements[policy, False], instruments.placements[policy, True])
+                for policy in sorted({policy for policy, _ in instruments.placements})
+            },
+            # Each kind of refusal with its count and its meaning
+            "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
+            "claims_failed": sum(instruments.claims_failed.values()),
+            "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
+            "database_problem": engine.database.problem,
+            "database_size": instruments.database_size,
+            "epoch": engine.epoch,
+            "recent_span": RECENT_SPAN,
+            "parameters": parameters_of(queries.rules),
+        }
