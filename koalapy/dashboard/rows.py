@@ -255,19 +255,12 @@ class ClusterRow:
     """Whether that time is in the past, or unknown."""
     connected: bool
     """Whether its agent is connected."""
-    heard_at: float | None
-    """Time of the last message of its agent, if the agent is not connected."""
-    absence_reason: str
-    """The reason why its agent is not connected."""
     problem: str
     """The reason why its resource manager starts no jobs, as reported by its agent."""
     answers: LrmCalls | None
     """Calls that read the state of the resource manager; None if its agent does not report them."""
     waiting: int
     """Waiting jobs that could run on the cluster."""
-    drained: bool
-    given_up: bool
-    """Whether the cluster is not used after repeated errors, until they are cleared."""
 
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
@@ -295,13 +288,9 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         known_at=known_at,
         stale=known_at is None or known_at < now,
         connected=cluster.has_agent,
-        heard_at=None if cluster.has_agent else cluster.contact.last_heard,
-        absence_reason=cluster.absence,
         problem=shorten(cluster.last_report.problem, MAX_REASON_LENGTH),
         answers=next((c for c in cluster.last_report.calls if c.operation == LrmOperation.SNAPSHOT), None),
         waiting=survey.count_waiting_for(cluster.name),
-        drained=cluster.drained is not None,
-        given_up=cluster.health.unusable,
     )
 
 

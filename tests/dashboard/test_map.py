@@ -33,8 +33,7 @@ ELEMENTS = {"svg", "a", "g", "title", "text", "rect", "path", "line", "circle"}
 
 def make_row(name: str, state: str, nodes: NodeCounts, stale: bool) -> ClusterRow:
     """Return a cluster with nodes in some states."""
-    contact = (None, stale, True, None, "", "")
-    return ClusterRow(name, "slurm", state, "", nodes, nodes.total, *contact, None, 0, False, False)
+    return ClusterRow(name, "slurm", state, "", nodes, nodes.total, None, stale, True, "", None, 0)
 
 
 def draw_map(clusters: int, jobs: int = 4) -> tuple[str, int]:

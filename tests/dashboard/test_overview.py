@@ -160,8 +160,7 @@ def test_clusters_beyond_limit_are_folded_by_site_unless_they_need_attention() -
 def make_row(name: str, is_connected: bool) -> ClusterRow:
     state = "usable" if is_connected else "unreachable"
     counts = NodeCounts(idle=4)
-    contact = (None, False, is_connected, None, "", "")
-    return ClusterRow(name, "slurm", state, "", counts, 4, *contact, None, 0, False, False)
+    return ClusterRow(name, "slurm", state, "", counts, 4, None, False, is_connected, "", None, 0)
 
 
 def test_ended_jobs_are_sorted_by_their_ends(scene: ServedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +223,9 @@ def test_clusters_that_need_attention_are_listed_up_to_the_limit_of_a_page(
         view = wide.http.get("/clusters.json").json()
         drained = {row["cluster"] for row in view["clusters"]}
         assert (len(drained), drained <= set(usable[:51]), view["table"]["total"]) == (50, True, 66)
-        assert [row["cluster"] for fold in view["folds"][1:] for row in fold["clusters"] if row["drained"]] == []
+        assert [
+            row["cluster"] for fold in view["folds"][1:] for row in fold["clusters"] if row["state"] == "drained"
+        ] == []
         page, overview = (" ".join(wide.http.get(path).text.split()) for path in ("/clusters", "/"))
         assert "50 of 66 clusters shown" in page
         assert '15 are folded below, and 1 more needs attention: <a href="/clusters?sort=cluster">' in page

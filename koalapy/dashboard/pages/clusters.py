@@ -121,6 +121,8 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         marks += [(group.alert.since, group.alert.summary) for group in groups]
         return {
             "lane": cluster_row(status, record, survey, now),
+            # Why its agent is not connected, and when it sent its last message
+            "absence": (status.absence, status.contact.last_heard),
             "homes": survey.site_use(name),
             "groups": groups,
             "silenced": silenced,

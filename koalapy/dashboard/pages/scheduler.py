@@ -95,24 +95,24 @@ def add_scheduler(dashboard: Dashboard) -> None:
     async def scheduler() -> View:
         """Return the scheduler's state, counts and rules."""
         instruments, queries = engine.instruments, engine.queries
-        rounds = instruments.cycles
+        cycles = instruments.cycles
         return {
             "queued": engine.stored_queued,
             "active": engine.stored_active,
             # Events that wait for the next engine cycle
             "waiting": engine.pending_items,
             # Events of the last engine cycle
-            "last_round": rounds.waiting,
+            "last_round": cycles.waiting,
             "timed": [
                 describe_timings(
-                    "Cycles", "process events, decide, write to the database, send commands", rounds.total
+                    "Cycles", "process events, decide, write to the database, send commands", cycles.total
                 ),
-                describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
+                describe_timings("Steps", "the part of a cycle that blocks the event loop", cycles.step),
                 describe_timings("Transactions", "database writes of a cycle", instruments.writes),
                 describe_timings("Queries", "database reads", instruments.reads),
             ],
-            "events": {_in_words(kind): count for kind, count in rounds.events.most_common()},
-            "events_refused": rounds.refused,
+            "events": {_in_words(kind): count for kind, count in cycles.events.most_common()},
+            "events_refused": cycles.refused,
             "submitted": sum(instruments.submitted.values()),
             "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
             "requeued": instruments.requeued,
