@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import ceil, cos, hypot, log, pi, sin, sqrt
 from typing import Any
 
+from koalapy.daemon.network.network import LinkRecord
 from koalapy.dashboard.rows import ClusterRow
-from koalapy.model.cluster import ClusterPair, pair_of
+from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import shorten
@@ -38,18 +39,6 @@ Disc = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class MapLink:
-    """The link between two clusters: the lower bandwidth and the higher latency of both directions."""
-
-    pair: ClusterPair
-    state: str
-    bandwidth: float | None
-    latency: float | None
-    is_relayed: bool
-    """Whether its connections pass through relays on the head nodes."""
-
-
-@dataclass(frozen=True, slots=True)
 class MapJob:
     """An active job that has nodes on several clusters."""
 
@@ -70,7 +59,7 @@ def drawn_jobs(jobs: Sequence[MapJob]) -> list[MapJob]:
     return chosen
 
 
-def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[MapLink], jobs: Sequence[MapJob]) -> dict[str, Any]:
+def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[LinkRecord], jobs: Sequence[MapJob]) -> dict[str, Any]:
     """Return what the map of these clusters draws, with positions in pixels: ``links`` are between those clusters that
     ``drawn_jobs`` span, or all clusters of a small grid."""
     jobs_to_draw, is_small = drawn_jobs(jobs), len(clusters) <= MAX_RING
@@ -83,7 +72,7 @@ def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[MapLink], jobs: 
         "width": WIDTH,
         "height": round(height),
         "count": len(clusters),
-        # Each with the centres of both discs and its width, the fastest ones first
+        # Each with its values, both discs and its width, the fastest ones first
         "links": list(_place_links(links, discs)),
         # Each with its path
         "jobs": list(_curve_jobs(jobs_to_draw, discs)),
@@ -131,17 +120,25 @@ def _common_domain(names: Sequence[ClusterName]) -> str:
     return domains.pop() if len(domains) == 1 else ""
 
 
+def worse_direction(record: LinkRecord) -> Link:
+    """Return the higher latency and the lower bandwidth of both directions of a link."""
+    both = (record.link, record.measurements.link_back)
+    latencies = [link.latency for link in both if link.latency is not None]
+    return Link(max(latencies, default=None), min((link.bandwidth for link in both if link.bandwidth), default=None))
+
+
 def _place_links(
-    links: Sequence[MapLink], discs: Mapping[ClusterName, Disc]
-) -> Iterator[tuple[MapLink, Disc, Disc, float]]:
-    """Yield each link with its ends and its width on a logarithmic scale, the fastest ones first."""
-    bandwidths = [link.bandwidth for link in links if link.bandwidth]
+    records: Sequence[LinkRecord], discs: Mapping[ClusterName, Disc]
+) -> Iterator[tuple[LinkRecord, Link, Disc, Disc, float]]:
+    """Yield each link with its values, ends and width on a logarithmic scale, the fastest ones first."""
+    links = [(record, worse_direction(record)) for record in records]
+    bandwidths = [link.bandwidth for _, link in links if link.bandwidth]
     highest, lowest = max(bandwidths, default=1.0), min(bandwidths, default=1.0)
     span = max(log(highest / lowest), log(MIN_BANDWIDTH_RATIO))
-    for link in sorted(links, key=lambda link: (-(link.bandwidth or 0.0), link.pair)):
+    for record, link in sorted(links, key=lambda link: (-(link[1].bandwidth or 0.0), link[0].pair)):
         share = 0.0 if not link.bandwidth else 1 - log(highest / link.bandwidth) / span
         width = NARROWEST_LINK + share * (WIDEST_LINK - NARROWEST_LINK)
-        yield link, discs[link.pair[0]], discs[link.pair[1]], width
+        yield record, link, discs[record.pair[0]], discs[record.pair[1]], width
 
 
 def _curve_jobs(jobs: Sequence[MapJob], discs: Mapping[ClusterName, Disc]) -> Iterator[tuple[MapJob, str]]:

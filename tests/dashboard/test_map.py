@@ -1,19 +1,24 @@
 """The map of the grid and the timeline: well-formed at any size, and hostile texts stay texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.daemon.network.links import LinkMeasurements, LinkState
+from koalapy.daemon.network.network import LinkRecord
 from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.cluster_table import cluster_path
-from koalapy.dashboard.grid_map import MAX_RING, MapJob, MapLink, drawn_jobs, lay_out_map
+from koalapy.dashboard.grid_map import MAX_RING, MapJob, drawn_jobs, lay_out_map
 from koalapy.dashboard.rendering import render
 from koalapy.dashboard.rows import ClusterRow
 from koalapy.dashboard.timeline import ExpectedStart, Phase, Timeline, TimelineBar, TimelineLane, component_phases, pack
+from koalapy.model.cluster import Link
 from koalapy.model.history import PastComponent, UseSum
 from tests.dashboard.pages import draw_timeline
 
@@ -36,6 +41,11 @@ def make_row(name: str, state: str, nodes: NodeCounts, stale: bool) -> ClusterRo
     return ClusterRow(name, "slurm", state, "", nodes, nodes.total, None, stale, True, "", None, 0)
 
 
+def make_link(one: str, other: str, bandwidth: float, *, is_relayed: bool) -> LinkRecord:
+    link = Link(0.001, bandwidth)
+    return LinkRecord((one, other), LinkState.MEASURED, link, LinkMeasurements(link), None, is_relayed)
+
+
 def draw_map(clusters: int, jobs: int = 4) -> tuple[str, int]:
     """Return the picture of clusters in all states and of their jobs, with all links between those on the ellipse; and
     the number of links."""
@@ -45,7 +55,7 @@ def draw_map(clusters: int, jobs: int = 4) -> tuple[str, int]:
         for n in range(clusters)
     ]
     links = [
-        MapLink((one.cluster, other.cluster), "measured", 1e8 * (index + 1), 0.001, is_relayed=index % 2 == 1)
+        make_link(one.cluster, other.cluster, 1e8 * (index + 1), is_relayed=index % 2 == 1)
         for index, (one, other) in enumerate(combinations(shown[:MAX_RING], 2))
     ]
     on = [row.cluster for row in shown]
@@ -53,7 +63,7 @@ def draw_map(clusters: int, jobs: int = 4) -> tuple[str, int]:
     return render_map(shown, links, mapped if clusters > 1 else []), len(links)
 
 
-def render_map(clusters: Sequence[ClusterRow], links: Sequence[MapLink], jobs: Sequence[MapJob]) -> str:
+def render_map(clusters: Sequence[ClusterRow], links: Sequence[LinkRecord], jobs: Sequence[MapJob]) -> str:
     return render("parts/map.html", {"map": lay_out_map(clusters, links, jobs)})
 
 
@@ -100,7 +110,7 @@ def test_drawn_jobs_fit_on_the_ellipse() -> None:
 def test_hostile_texts_inject_no_element(text: str) -> None:
     counts = NodeCounts(1, 1, 1, 1, 1)
     rows = [make_row(text, text, counts, False), make_row("z", "usable", counts, True)]
-    links = [MapLink((text, "z"), text, 1e8, 0.1, is_relayed=True)]
+    links = [replace(make_link(text, "z", 1e8, is_relayed=True), state=cast(Any, text))]
     root = check(render_map(rows, links, [MapJob(7, text, {text: 2, "z": 1})]))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
     bar = TimelineBar(7, 2, [Phase("running", 1.0, 5.0)], 2, is_shared=True, error=text)

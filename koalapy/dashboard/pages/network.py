@@ -1,15 +1,13 @@
 """The pages of the network: the map, a heat map of all links, and the history of one link."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 from math import log
 from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Query
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
@@ -17,10 +15,10 @@ from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard, SentForm, View
-from koalapy.dashboard.grid_map import MAX_RING, MapJob, MapLink, drawn_jobs
-from koalapy.dashboard.rendering import format_rate, format_seconds
+from koalapy.dashboard.grid_map import MAX_RING, MapJob, drawn_jobs
+from koalapy.dashboard.rendering import ENVIRONMENT, format_rate, format_seconds
 from koalapy.dashboard.rows import Survey, cluster_row
-from koalapy.model.cluster import pair_of
+from koalapy.model.cluster import Link, pair_of
 from koalapy.model.job import Job
 from koalapy.model.measurement import MeasurementKind
 from koalapy.model.request import ClusterName
@@ -35,68 +33,49 @@ MAX_JOBS = 200
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkDirection:
-    """The network from one cluster to another, or within one; seconds and bytes per second."""
-
-    source: ClusterName
-    target: ClusterName
-    state: LinkState
-    bandwidth: float | None
-    latency: float | None
-    step: int
-    """Shade of its bandwidth from 1 to ``STEPS``; 0 if unknown."""
-    under_way: bool
-    """Whether its measurement is queued or running."""
-    relayed: bool
-    """Whether MPI messages go over relays now."""
-
-    def __html__(self) -> str:
-        """Return its cell of the heat map. A grid of 60 clusters may have 3,600 of them."""
-        if self.state is LinkState.UNREACHABLE:
-            text = "not measured" if self.relayed else "unreachable"
-        elif self.bandwidth is None and self.latency is None:
-            text = '–<span class="hidden">not measured</span>'
-        else:
-            text = f"{format_rate(self.bandwidth)}<br><small>{format_seconds(self.latency)}</small>"
-            if self.state is LinkState.STALE:
-                text += ' <span class="stale">stale</span>'
-        if self.relayed:
-            text += "<small>relayed</small>"
-        if self.under_way:
-            text += "<small>being measured</small>"
-        (source, source_path), (target, target_path) = _name_forms(self.source), _name_forms(self.target)
-        return (
-            f'<td class="step{self.step} {self.state}"><a href="/network/{source_path}/{target_path}">'
-            f'<span class="hidden">{source} to {target}: </span>{text}</a></td>'
-        )
-
-
 CHART_UNITS: dict[str, Unit] = {"Bandwidth": "rate", "Latency": "seconds"}
 """The charts of the page of a link, and their units."""
 
 
-def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName, ClusterName], LinkDirection]:
-    """Return both directions of all links by source and target."""
-    links = {}
-    for record in records:
-        first, second = record.pair
-        links[first, second] = (record, record.link)
-        links[second, first] = (record, record.link if first == second else record.measurements.link_back)
-    bandwidths = [link.bandwidth for _, link in links.values() if link.bandwidth]
+def heat_rows(links: Sequence[LinkRecord], names: Sequence[ClusterName]) -> Iterator[tuple[ClusterName, Markup]]:
+    """Yield each cluster with its row of the heat map: the cells of the links to all clusters."""
+    directions = {record.pair: (record, record.link) for record in links}
+    directions |= {record.pair[::-1]: (record, record.measurements.link_back) for record in links} | directions
+    bandwidths = [link.bandwidth for _, link in directions.values() if link.bandwidth]
     low, high = min(bandwidths, default=1.0), max(bandwidths, default=1.0)
-    return {
-        pair: LinkDirection(
-            *pair,
-            state=record.state,
-            bandwidth=link.bandwidth,
-            latency=link.latency,
-            step=choose_shade(link.bandwidth, low, high),
-            under_way=record.under_way is not None,
-            relayed=record.is_relayed,
-        )
-        for pair, (record, link) in links.items()
-    }
+    forms = {name: (escape(name), quote(name, safe="")) for name in names}
+    for source in names:
+        cells = []
+        for target in names:
+            record, link = directions[source, target]
+            step = choose_shade(link.bandwidth, low, high)
+            cells.append(_draw_cell(record, link, step, *forms[source], *forms[target]))
+        yield source, Markup("".join(cells))
+
+
+ENVIRONMENT.globals["heat_rows"] = heat_rows
+
+
+def _draw_cell(
+    record: LinkRecord, link: Link, step: int, source: str, source_path: str, target: str, target_path: str
+) -> str:
+    """Return a cell of the heat map in a shade. A grid of 60 clusters may have 3,600, so no template draws them."""
+    if record.state is LinkState.UNREACHABLE:
+        text = "not measured" if record.is_relayed else "unreachable"
+    elif link.bandwidth is None and link.latency is None:
+        text = '–<span class="hidden">not measured</span>'
+    else:
+        text = f"{format_rate(link.bandwidth)}<br><small>{format_seconds(link.latency)}</small>"
+        if record.state is LinkState.STALE:
+            text += ' <span class="stale">stale</span>'
+    if record.is_relayed:
+        text += "<small>relayed</small>"
+    if record.under_way is not None:
+        text += "<small>being measured</small>"
+    return (
+        f'<td class="step{step} {record.state}"><a href="/network/{source_path}/{target_path}">'
+        f'<span class="hidden">{source} to {target}: </span>{text}</a></td>'
+    )
 
 
 def choose_shade(bandwidth: float | None, low: float, high: float) -> int:
@@ -124,12 +103,6 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
     return notes
 
 
-@lru_cache(1000)
-def _name_forms(name: ClusterName) -> tuple[str, str]:
-    """Return a name as HTML and as part of a path."""
-    return str(escape(name)), quote(name, safe="")
-
-
 def coallocated_jobs(queries: Queries) -> list[MapJob]:
     """Return the active jobs that have nodes on several clusters, the largest first."""
     jobs = []
@@ -150,18 +123,6 @@ def _nodes_by_cluster(job: Job) -> dict[str, int]:
     return nodes
 
 
-def map_link(record: LinkRecord) -> MapLink:
-    """Return a link with the worse values of both directions."""
-    both = (record.link, record.measurements.link_back)
-    return MapLink(
-        record.pair,
-        str(record.state),
-        min((link.bandwidth for link in both if link.bandwidth), default=None),
-        max((link.latency for link in both if link.latency is not None), default=None),
-        is_relayed=record.is_relayed,
-    )
-
-
 def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> View:
     """Return the map of all clusters, the known links between those that it can show, and the first of the jobs."""
     records = sorted(services.jobs.list_clusters(), key=lambda record: record.name)
@@ -170,7 +131,7 @@ def make_map(services: Services, survey: Survey, queries: Queries, now: float, j
     if len(clusters) > MAX_RING:
         linked &= {name for job in drawn_jobs(jobs) for name in job.nodes}
     links = [
-        map_link(record)
+        record
         for record in services.network.list_known_links()
         if record.pair[0] != record.pair[1] and record.state != "unmeasured" and linked.issuperset(record.pair)
     ]
@@ -192,7 +153,6 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             omitted = [name for name in names if name not in with_link]
             names = [name for name in names if name in with_link]
         records = network.list_links(combinations_with_replacement(names, 2))
-        links = link_directions(records)
         jobs = coallocated_jobs(queries)
         shown = jobs[:MAX_JOBS]
         return {
@@ -201,8 +161,7 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             "job_count": len(jobs),
             "drawn_jobs": len(drawn_jobs(shown)),
             "clusters": names,
-            # The links by source and target
-            "rows": [[links[source, target] for target in names] for source in names],
+            "links": records,
             "stale_after": network.stale_after,
             "notes": notes_of(records),
             # Clusters without a known link, which have no row
