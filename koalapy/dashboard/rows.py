@@ -1,4 +1,4 @@
-"""Rows of jobs, clusters and alerts, and the survey of all unfinished jobs that they show."""
+"""Rows of jobs and clusters, and the survey of all unfinished jobs that they show."""
 
 import re
 from collections import Counter, defaultdict
@@ -6,24 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import Any, Literal
-from urllib.parse import quote, quote_plus
+from typing import Any
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.dashboard.charts import NodeCounts
-from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState
 from koalapy.model.identity import Identity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
-from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import shorten
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.twin import Forecast
 from koalapy.store.records import ClusterRecord
@@ -327,56 +323,3 @@ def natural_key(name: str) -> str:
 def severity(row: ClusterRow) -> int:
     """Return how much attention a cluster needs: 0 for problems, 1 for drained, 2 for usable."""
     return {ClusterState.USABLE: 2, ClusterState.DRAINED: 1}.get(ClusterState(row.state), 0)
-
-
-ClusterAction = Literal["", "drain", "clear"]
-_PAGES = {
-    AlertKind.DATABASE: ("/scheduler", "the scheduler"),
-    AlertKind.DISK: ("/clusters", "the clusters"),
-    AlertKind.SLOW_LINK: ("/network", "the network"),
-    AlertKind.RELAY: ("/network", "the network"),
-    AlertKind.REPLICAS_GONE: ("/files", "the files"),
-}
-"""Path and name of the page with details, for alerts that do not concern a cluster, job or user."""
-
-_HELPED_BY_DRAINING = (AlertKind.RESOURCE_MANAGER, AlertKind.BLACK_HOLE, AlertKind.CLUSTER_FLAPPING)
-
-
-@dataclass(frozen=True, slots=True)
-class AlertRow:
-    """An active alert in a list."""
-
-    alert: Alert
-    page: str
-    """Path of the page with details; empty if there is none."""
-    name: str
-    """Subject of that page."""
-    action: ClusterAction
-    """The action on its cluster that resolves the alert."""
-
-
-def alert_row(alert: Alert, grid: GridStatus) -> AlertRow:
-    """Return an alert with the page of its details and the action that resolves it."""
-    page, name = _details_page(alert)
-    action: ClusterAction = ""
-    if alert.cluster in grid and alert.kind in _HELPED_BY_DRAINING:
-        cluster = grid[alert.cluster]
-        if cluster.health.unusable and alert.kind is AlertKind.BLACK_HOLE:
-            action = "clear"
-        elif cluster.drained is None:
-            action = "drain"
-    return AlertRow(alert, page, name, action)
-
-
-def _details_page(alert: Alert) -> tuple[str, str]:
-    """Return the path and the name of the page about an alert's subject; empty if there is none."""
-    if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
-        return _PAGES[alert.kind]
-    if alert.kind is AlertKind.QUEUE_FLOODED:
-        words = quote_plus(f"{format_term('user', alert.user)} state:waiting")
-        return f"/queue?q={words}", f"jobs of {alert.user} in the queue"
-    if alert.job is not None:
-        return f"/jobs/{alert.job}", f"job {alert.job}"
-    if alert.cluster:
-        return f"/clusters/{quote(alert.cluster, safe='')}", f"cluster {alert.cluster}"
-    return _PAGES.get(alert.kind, ("", ""))

@@ -9,18 +9,10 @@ from fastapi import Query
 from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
 from koalapy.daemon.observability.audit import Audit
+from koalapy.dashboard import tables
 from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import state_badge, with_query
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableParameters,
-    make_view,
-    parse_number_position,
-    sort_of,
-    time_column,
-    write_position,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, TableParameters
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.identity import Identity, Role
 
@@ -66,7 +58,7 @@ def _outcome_cell(entry: AuditEntry, now: float) -> str:
 AUDIT: TableDefinition[AuditEntry] = TableDefinition(
     "entries",
     (
-        time_column("time", "Time", "at"),
+        tables.time_column("time", "Time", "at"),
         Column("user", "User", attrgetter("actor"), href=lambda entry: with_query(PATH, user=entry.actor)),
         Column("role", "Role"),
         Column(
@@ -98,7 +90,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         since: Since = "",
     ) -> View:
         """Return the entries that match the filters, by default newest first."""
-        sort, position = sort_of(AUDIT, table, SORTABLE), parse_number_position(table.after)
+        sort, position = tables.sort_of(AUDIT, table, SORTABLE), tables.parse_number_position(table.after)
         is_newest_first = sort.startswith("-")
         before, after = (position, 0) if is_newest_first else (0, position)
         audit_filter = AuditFilter(
@@ -107,8 +99,8 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         entries = await audit_log.read_entries(audit_filter, float(since) if since else None)
         shown = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
-        next_after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
-        view = make_view(
+        next_after = tables.write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
+        view = tables.make_view(
             AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after, sortable=SORTABLE
         )
         return {"entries": shown, "table": view, "spans": SPANS}

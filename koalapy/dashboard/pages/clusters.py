@@ -21,7 +21,7 @@ from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.pages.timeline import drains_of, hide_details
 from koalapy.dashboard.rendering import with_query
-from koalapy.dashboard.rows import Survey, alert_row, cluster_row, fold_clusters, natural_key, sum_counts
+from koalapy.dashboard.rows import Survey, cluster_row, fold_clusters, natural_key, sum_counts
 from koalapy.dashboard.tables import TableParameters, TableQuery, Words, matches_text, show_rows
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
@@ -116,7 +116,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         query, nodes_path = TableQuery(limit=MAX_NODES_SHOWN), f"{cluster_path(name)}/nodes"
         nodes, node_table = show_rows(NODES, query, nodes_path, {}, group_nodes(rows))
         visible_alerts = services.alerts.visible_to(caller)
-        groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
+        groups, silenced = group_alerts((alert for alert in visible_alerts if alert.cluster == name), queries.grid)
         marks = [(drain.since, f"drained {drain.author}") for drain in drains_of(status)]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
         return {

@@ -10,18 +10,11 @@ from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.files import ReplicaView
 from koalapy.daemon.services import Services
+from koalapy.dashboard import tables
 from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, state_badge, with_query
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableParameters,
-    invalid_position,
-    make_view,
-    parse_position,
-    write_position,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, TableParameters
 from koalapy.model.identity import Role
 
 MAX_BUNDLES = 200
@@ -64,13 +57,13 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
     )
     async def show(caller: Caller, table: TableParameters, name: LogicalFile = "") -> View:
         """Return a page of replicas by name and cluster, and the bundles and results that the caller may see."""
-        position = parse_position(table.after) if table.after else ("", "")
+        position = tables.parse_position(table.after) if table.after else ("", "")
         if not all(isinstance(text, str) for text in position):
-            raise invalid_position(table.after)
+            raise tables.invalid_position(table.after)
         replicas = files.list_replicas(name or None, position, table.limit + 1)
         page, after = replicas[: table.limit], ""
         if len(replicas) > table.limit:
-            after = write_position(page[-1].name, page[-1].cluster)
+            after = tables.write_position(page[-1].name, page[-1].cluster)
         visible_bundles = bundles.visible_to(caller)
         sizes = await results.sizes_by_owner()
         user_results = {
@@ -81,7 +74,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
         return {
             "name": name,
             "replicas": [ReplicaView.model_validate(replica) for replica in page],
-            "table": make_view(
+            "table": tables.make_view(
                 REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after, sortable=()
             ),
             "bundles": visible_bundles[:MAX_BUNDLES],

@@ -6,16 +6,8 @@ from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
 
+from koalapy.api import monitoring
 from koalapy.api.access import Caller
-from koalapy.api.monitoring import (
-    DEFAULT_MARK_S,
-    AlertSelection,
-    MarkOrder,
-    NotificationTest,
-    mark_alerts,
-    send_test,
-    unmark_alerts,
-)
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
@@ -24,7 +16,6 @@ from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, V
 from koalapy.dashboard.rows import (
     ClusterRow,
     Survey,
-    alert_row,
     cluster_row,
     fold_clusters,
     job_row,
@@ -40,7 +31,7 @@ from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 
-S = TypeVar("S", bound=AlertSelection)
+S = TypeVar("S", bound=monitoring.AlertSelection)
 MAX_DETAILED = 120
 """Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
@@ -144,7 +135,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         rough = await read(time_range.start, time_range.end, max_slots=TABLE_ROWS)
         outcomes = await count_outcomes(sums, time_range.end)
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in services.jobs.list_clusters()]
-        groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
+        groups, silenced = group_alerts(alerts.visible_to(caller), queries.grid)
         tiles, folds = fold_clusters(sort_tiles(rows, sort), MAX_DETAILED)
         marks = [
             (drain.since, f"{c.name} drained {drain.author}") for c in queries.grid.clusters() if (drain := c.drained)
@@ -194,17 +185,19 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
 
     @dashboard.action("/alerts/mark", operation="mark_alert")
     async def mark(caller: Caller, form: SentForm) -> str:
-        duration = f"{form.get('hours')}h" if form.get("hours") else f"{DEFAULT_MARK_S:.0f}s"
-        order = parse_selection(MarkOrder, form, action=form.get("mark"), reason=form.reason, duration=duration)
-        await mark_alerts(alerts, caller, order)
+        duration = f"{form.get('hours')}h" if form.get("hours") else f"{monitoring.DEFAULT_MARK_S:.0f}s"
+        order = parse_selection(
+            monitoring.MarkOrder, form, action=form.get("mark"), reason=form.reason, duration=duration
+        )
+        await monitoring.mark_alerts(alerts, caller, order)
         return "/"
 
     @dashboard.action("/alerts/test", "tested.html", operation="test_notification", title="Test of notifications")
     async def test(caller: Caller, form: SentForm) -> FormAnswer:
-        channel = parse_body(NotificationTest, {"channel": form.get("channel")}).channel
-        return await send_test(services.notifications, caller, channel), 200
+        channel = parse_body(monitoring.NotificationTest, {"channel": form.get("channel")}).channel
+        return await monitoring.send_test(services.notifications, caller, channel), 200
 
     @dashboard.action("/alerts/unmark", operation="unmark_alert")
     async def unmark(form: SentForm) -> str:
-        await unmark_alerts(alerts, parse_selection(AlertSelection, form))
+        await monitoring.unmark_alerts(alerts, parse_selection(monitoring.AlertSelection, form))
         return "/"

@@ -19,22 +19,12 @@ from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
+from koalapy.dashboard import tables
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key, queue_place
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import build_rows, job_row
-from koalapy.dashboard.tables import (
-    DEFAULT_ROWS,
-    TableParameters,
-    TableQuery,
-    TableView,
-    Value,
-    cut_page,
-    make_view,
-    parse_number_position,
-    sort_of,
-    write_position,
-)
+from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState
@@ -97,24 +87,24 @@ async def _find_page(
             hint = "narrow the filter by a user, a cluster or an end, as with ended:2026-11-24"
             raise UsageError(f"too many ended jobs {many} to sort them by their ends", field="q", value=q, hint=hint)
         total = len(jobs)
-        found, after = cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
+        found, after = tables.cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
     elif search.states & FINAL_STATES:
-        sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
+        sort = tables.sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
             hint = "exclude ended jobs, as with state:waiting"
             raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
-        below = parse_number_position(query.after) or None
+        below = tables.parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
         found, sortable = list(result.jobs), ("ended",)
-        after = write_position(result.next_below, result.next_below) if result.next_below else ""
+        after = tables.write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
-        matching, sort = await finder.find_unfinished(search, caller), sort_of(JOBS, query)
+        matching, sort = await finder.find_unfinished(search, caller), tables.sort_of(JOBS, query)
         key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
         async for slice_of_jobs in iterate_in_slices(matching):
             keyed += [(key(job), job.id, job) for job in slice_of_jobs]
-        found, after = await to_thread(cut_page, keyed, query, sort)
+        found, after = await to_thread(tables.cut_page, keyed, query, sort)
         total = len(matching)
-    return found, make_view(
+    return found, tables.make_view(
         JOBS, query, "/queue", {"q": q}, shown=len(found), total=total, next_after=after, sort=sort, sortable=sortable
     )
 
@@ -142,7 +132,10 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
         except UsageError as error:
             if error.field != "q":
                 raise
-            problem, view = error, make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0, next_after="")
+            problem, view = (
+                error,
+                tables.make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0, next_after=""),
+            )
         return {
             "q": q,
             "problem": problem.message if problem else "",
@@ -231,7 +224,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
             "count": len(affected),
             "key": prefix + secrets.token_urlsafe(12),
             # The first of the jobs
-            "jobs": await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
+            "jobs": await build_rows(affected[: tables.DEFAULT_ROWS], caller, jobs, queries, None),
             # Ids and states of all jobs, for the form
             "shown_states": ",".join(f"{job.id}:{job.state}" for job in affected),
             "states": dict(Counter(str(job.state) for job in affected)),

@@ -13,19 +13,11 @@ from koalapy.api.tokens import Id, LimitedUser, TokenView, UserName, WeightOrder
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
+from koalapy.dashboard import tables
 from koalapy.dashboard.dashboard import Dashboard, SentForm, View, parse_body
 from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.rendering import format_percent, identifier, render_age, with_query
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableParameters,
-    Words,
-    iso_time,
-    link,
-    matches_text,
-    show_rows,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, TableParameters, Words
 from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
@@ -91,7 +83,7 @@ def _hold_cell(use: UserUse, now: float) -> str:
     if not use.queued:
         return ""
     words = f"{format_term('user', use.user)} state:queued"
-    return link(with_query("/queue/confirm", action="hold", all="true", q=words), "Hold waiting jobs…")
+    return tables.link(with_query("/queue/confirm", action="hold", all="true", q=words), "Hold waiting jobs…")
 
 
 def _page_of(use: UserUse) -> str:
@@ -123,7 +115,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
         Column(
             "longest",
             "Longest wait",
-            lambda use: iso_time(use.oldest),
+            lambda use: tables.iso_time(use.oldest),
             "number",
             html=lambda use, now: render_age(use.oldest, now) if use.oldest else "",
             sort_key=lambda use: None if use.oldest is None else -use.oldest,
@@ -190,9 +182,9 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
     ) -> View:
         """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
-        uses = [use for use in await visible_uses(caller) if matches_text(q, (use.user,))]
+        uses = [use for use in await visible_uses(caller) if tables.matches_text(q, (use.user,))]
         kept = {"q": q, "user": user or "", "all": "true" if include_invalid else ""}
-        shown, view = show_rows(USERS, table, "/users", kept, uses)
+        shown, view = tables.show_rows(USERS, table, "/users", kept, uses)
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
         tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
