@@ -8,9 +8,16 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from koalapy.daemon.agents.questions import NodeRow
-from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_time, state_badge
+from koalapy.dashboard.rendering import (
+    format_iso_time,
+    format_seconds,
+    format_size,
+    identifier,
+    render_time,
+    state_badge,
+)
 from koalapy.dashboard.rows import ClusterRow, natural_key, severity
-from koalapy.dashboard.tables import Column, TableDefinition, Value, iso_time, link, time_column
+from koalapy.dashboard.tables import Column, TableDefinition, Value, link, time_column
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_hosts
 
@@ -49,7 +56,7 @@ def _manager_cell(row: ClusterRow, now: float) -> str:
         return "not reported"
     text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
     failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f"{text}, {link(f'{_path(row)}#calls', failures)}" if row.answers.failures else text
+    return f"{text}, {link(f'{cluster_path(row.cluster)}#calls', failures)}" if row.answers.failures else text
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
@@ -68,7 +75,7 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
             "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),
         Column("waiting", "Waiting jobs", style="number", href=_jobs_of("queued"), is_optional=True),
-        Column("known", "Report", lambda row: iso_time(row.known_at), "nowrap", html=_age_cell),
+        Column("known", "Report", lambda row: format_iso_time(row.known_at), "nowrap", html=_age_cell),
         Column("manager", "Resource manager", attrgetter("problem"), html=_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),

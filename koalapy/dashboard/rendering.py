@@ -78,16 +78,16 @@ HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
     """Return a time to the second or the minute as a ``time`` element, ``–`` for None. Its text is in UTC until a
     script converts it to the viewer's zone."""
-    if timestamp is None:
+    if (iso_time := format_iso_time(timestamp)) is None or timestamp is None:
         return Markup("–")
-    iso_time, text = format_iso_time(timestamp), wording.format_time(timestamp, time.time(), exact=exact)
+    text = wording.format_time(timestamp, time.time(), exact=exact)
     style = "" if exact else ' class="minute"'
     return Markup(f'<time{style} datetime="{iso_time}" title="{iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>')
 
 
-def format_iso_time(timestamp: float) -> str:
-    """Format a time as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def format_iso_time(timestamp: float | None) -> str | None:
+    """Format a time as ISO 8601 in UTC; None for None."""
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def render_iso_time(text: str | None) -> Markup:
@@ -97,9 +97,9 @@ def render_iso_time(text: str | None) -> Markup:
 
 def render_age(timestamp: float | None, now: float) -> Markup:
     """Return the time since ``timestamp`` as an element that a script keeps up to date."""
-    if timestamp is None:
+    if (iso_time := format_iso_time(timestamp)) is None or timestamp is None:
         return Markup("never")
-    iso_time, text = format_iso_time(timestamp), wording.format_duration(max(0.0, now - timestamp))
+    text = wording.format_duration(max(0.0, now - timestamp))
     return Markup(
         f'<time class="age" datetime="{iso_time}" title="since {iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>'
     )

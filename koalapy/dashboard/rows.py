@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Literal
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
@@ -82,6 +82,8 @@ def job_row(
     job, spec = visible.job, visible.job.spec
     reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else visible.reason
     started_at = None if job.state.is_waiting or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
+    planned = record.job.planned_start
+    expected = forecast_start if planned is None or planned.at is None else planned.at
     if job.tasks is not None:
         reason = str(job.tasks) + (f"; {reason}" if reason and not job.tasks.live else "")
     return JobRow(
@@ -108,16 +110,8 @@ def job_row(
         policy=spec.policy,
         restarts=job.restarts,
         home_site=spec.home_site,
-        expected=_expected_start(record.job, forecast_start) if may_see_all else None,
+        expected=expected if may_see_all and job.state.is_waiting else None,
     )
-
-
-def _expected_start(job: Job, forecast_start: float | None) -> float | None:
-    """Return when a waiting job starts as planned, else as forecast; None in other states."""
-    if not job.state.is_waiting:
-        return None
-    planned = job.planned_start
-    return forecast_start if planned is None or planned.at is None else planned.at
 
 
 ROWS_PER_SLICE = 20
@@ -323,3 +317,16 @@ def natural_key(name: str) -> str:
 def severity(row: ClusterRow) -> int:
     """Return how much attention a cluster needs: 0 for problems, 1 for drained, 2 for usable."""
     return {ClusterState.USABLE: 2, ClusterState.DRAINED: 1}.get(ClusterState(row.state), 0)
+
+
+TileSort = Literal["trouble", "load", "name"]
+"""The order of the clusters: those with problems first, then by load; by the share of used nodes; by name."""
+
+
+def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
+    """Return clusters in an order of tiles; ties by name."""
+    by_name = sorted(rows, key=lambda row: natural_key(row.cluster))
+    if order == "name":
+        return by_name
+    by_load = sorted(by_name, key=lambda row: -(row.nodes.ours + row.nodes.local) / max(1, row.total))
+    return by_load if order == "load" else sorted(by_load, key=severity)

@@ -68,7 +68,7 @@ def time_column(name: str, title: str, attribute: str, **options: Any) -> Column
     def html(row: Any, now: float) -> str:
         return "" if (at := get(row)) is None else render_time(at)
 
-    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", **({"html": html} | options))
+    return Column(name, title, lambda row: format_iso_time(get(row)), "nowrap", **({"html": html} | options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def make_view(
     page_filter: Mapping[str, str],
     *,
     shown: int,
-    total: int | None,
-    next_after: str,
+    total: int | None = None,
+    next_after: str = "",
     sort: str = "",
     sortable: Collection[str] | None = None,
 ) -> TableView:
@@ -287,11 +287,6 @@ def invalid_position(text: str) -> UsageError:
 def link(href: str, text: str) -> str:
     """Return a link as HTML."""
     return f'<a href="{escape(href)}">{escape(text)}</a>'
-
-
-def iso_time(timestamp: float | None) -> str | None:
-    """Return a time as ISO 8601 in UTC, for CSV."""
-    return None if timestamp is None else format_iso_time(timestamp)
 
 
 def matches_text(words: str, texts: Sequence[str]) -> bool:

@@ -17,7 +17,6 @@ from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.identity import Identity, Role
 
 PATH = "/scheduler/audit"
-SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
 
 Target = Annotated[fields.Text, Query(max_length=200, description="only actions on this target, such as job 7")]
 Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only actions with this outcome")]
@@ -101,6 +100,6 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
         next_after = tables.write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
         view = tables.make_view(
-            AUDIT, table, PATH, page_filter, shown=len(shown), total=None, next_after=next_after, sortable=SORTABLE
+            AUDIT, table, PATH, page_filter, shown=len(shown), next_after=next_after, sortable=SORTABLE
         )
-        return {"entries": shown, "table": view, "spans": SPANS}
+        return {"entries": shown, "table": view}

@@ -47,15 +47,13 @@ def shown_health(health: HealthStatus, *, is_operator: bool) -> View:
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
     """Add the pages of clusters and of their drains, and the actions of operators on a cluster."""
-    _add_list(dashboard, services, survey)
-    _add_nodes(dashboard, services)
+    _add_lists(dashboard, services, survey)
     _add_cluster(dashboard, services, survey, audit_log)
-    _add_actions(dashboard, services)
-    _add_maintenance(dashboard, services)
+    _add_drains(dashboard, services)
 
 
-def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
-    """Add the page of all clusters."""
+def _add_lists(dashboard: Dashboard, services: Services, survey: Survey) -> None:
+    """Add the pages of all clusters, and of all nodes of a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
@@ -70,11 +68,6 @@ def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed if folds else rows)
         view = replace(view, total=len(rows))
         return {"q": q, "clusters": shown, "folds": folds, "table": view, "nodes": sum_counts(rows)}
-
-
-def _add_nodes(dashboard: Dashboard, services: Services) -> None:
-    """Add the page of all nodes of a cluster."""
-    queries = dashboard.engine.queries
 
     @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> View:
@@ -164,8 +157,9 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         }
 
 
-def _add_actions(dashboard: Dashboard, services: Services) -> None:
-    """Add the actions of operators on a cluster, and the preview of a drain with its simulation."""
+def _add_drains(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of all drains, the preview of one with its simulation, and the actions of operators on clusters."""
+    grid = dashboard.engine.queries.grid
 
     @dashboard.page(
         "/clusters/{name}/drain", "drain.html", operation="preview_drain", title="Drain a cluster", live=False
@@ -186,11 +180,6 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     async def clear(name: Name, form: SentForm) -> str:
         await services.jobs.clear_cluster(name)
         return cluster_path(name)
-
-
-def _add_maintenance(dashboard: Dashboard, services: Services) -> None:
-    """Add the page of all drains, and the actions of operators that drain and resume clusters."""
-    grid = dashboard.engine.queries.grid
 
     @dashboard.page("/maintenance", "maintenance.html", operation="list_clusters", title="Maintenance", key="m")
     async def show() -> View:

@@ -75,7 +75,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             "name": name,
             "replicas": [ReplicaView.model_validate(replica) for replica in page],
             "table": tables.make_view(
-                REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after, sortable=()
+                REPLICAS, table, "/files", {"name": name}, shown=len(page), next_after=after, sortable=()
             ),
             "bundles": visible_bundles[:MAX_BUNDLES],
             "more_bundles": max(0, len(visible_bundles) - MAX_BUNDLES),

@@ -19,13 +19,7 @@ from koalapy.model.identity import Role
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.scheduler.explain.capacity import (
-    ExpectedEnd,
-    PolicyCapacity,
-    estimate_capacities,
-    expected_end_of,
-    next_ends,
-)
+from koalapy.scheduler.explain import capacity
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.twin import HORIZON, Answer, Report, ignore_progress
@@ -48,24 +42,23 @@ Pairs = Annotated[
 ]
 
 
-def overdue_end(job: Job, now: float) -> ExpectedEnd | None:
+def overdue_end(job: Job, now: float) -> capacity.ExpectedEnd | None:
     """Return the end of a running job by its walltime if that has passed, else None."""
     attempt, walltime = job.attempt, job.spec.walltime
     if attempt is None or attempt.barrier_at is None or walltime is None or attempt.barrier_at + walltime >= now:
         return None
     nodes = {component.cluster: component.size for component in attempt.gang}
-    return ExpectedEnd(job.id, attempt.barrier_at + walltime, job.spec.priority, nodes)
+    return capacity.ExpectedEnd(job.id, attempt.barrier_at + walltime, job.spec.priority, nodes)
 
 
-def group_policies(capacities: Sequence[PolicyCapacity]) -> list[View]:
+def group_policies(capacities: Sequence[capacity.PolicyCapacity]) -> list[View]:
     """Merge policies with equal capacities, so that the page shows each capacity once."""
     groups: list[View] = []
     for one in capacities:
-        group = next(
-            (group for group in groups if (group["component"], group["total"]) == (one.component, one.total)), None
-        )
+        sizes = {"component": one.component, "total": one.total}
+        group = next((group for group in groups if sizes.items() <= group.items()), None)
         if group is None:
-            groups.append({"policies": [one.policy], "component": one.component, "total": one.total})
+            groups.append({"policies": [one.policy], **sizes})
         else:
             group["policies"].append(one.policy)
     return groups
@@ -73,16 +66,18 @@ def group_policies(capacities: Sequence[PolicyCapacity]) -> list[View]:
 
 async def capacity_view(queries: Queries, spec: JobSpec, now: float) -> View:
     """Compute the capacity for jobs with the owner and the priority of ``spec``."""
-    all_ends, offered = list[tuple[Job, ExpectedEnd | None]](), queries.offer(spec).view
+    all_ends, offered = list[tuple[Job, capacity.ExpectedEnd | None]](), queries.offer(spec).view
     async for jobs in iterate_in_slices(list(queries.active_jobs()), JOBS_PER_SLICE):
-        all_ends += [(job, expected_end_of(job, queries.experience, now)) for job in jobs]
+        all_ends += [(job, capacity.expected_end_of(job, queries.experience, now)) for job in jobs]
     usable = {cluster.name for cluster in offered.by_idle}
-    next_known_ends = next_ends(end for _, end in all_ends if end is not None and not usable.isdisjoint(end.nodes))
-    capacities: list[PolicyCapacity] = []
+    next_known_ends = capacity.next_ends(
+        end for _, end in all_ends if end is not None and not usable.isdisjoint(end.nodes)
+    )
+    capacities: list[capacity.PolicyCapacity] = []
     slice_start = time.thread_time()
-    for capacity in estimate_capacities(queries, spec, next_known_ends):
-        if capacity is not None:
-            capacities.append(capacity)
+    for estimate in capacity.estimate_capacities(queries, spec, next_known_ends):
+        if estimate is not None:
+            capacities.append(estimate)
         if time.thread_time() - slice_start > TIME_SLICE_S:
             await asyncio.sleep(0)
             slice_start = time.thread_time()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Query
 
@@ -13,16 +13,8 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
 from koalapy.dashboard.charts import Chart, Curve, Mark, Unit, use_chart
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
-from koalapy.dashboard.rows import (
-    ClusterRow,
-    Survey,
-    cluster_row,
-    fold_clusters,
-    job_row,
-    natural_key,
-    severity,
-    sum_counts,
-)
+from koalapy.dashboard.pages.new_job import FORECAST_PATIENCE_S
+from koalapy.dashboard.rows import Survey, TileSort, cluster_row, fold_clusters, job_row, sort_tiles, sum_counts
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.history import SAMPLE_INTERVAL_S, Figures, UseSums
@@ -36,25 +28,12 @@ MAX_DETAILED = 120
 """Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
 """Number of rows of the table below the charts."""
-PATIENCE_S = 2.0
-"""Time to wait for a forecast of a submission."""
 Nodes = Annotated[int, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
 OUTCOMES = {JobState.SUCCEEDED: "series-3", JobState.FAILED: "bad", JobState.CANCELLED: "quiet"}
 """The final states of jobs, and their colours."""
 OUTCOMES_LIFETIME_S = 15.0
 """Age after which the ended jobs are counted again."""
 MAX_CACHED_OUTCOMES = 20
-TileSort = Literal["trouble", "load", "name"]
-"""The order of the clusters: those with problems first, then by load; by the share of used nodes; by name."""
-
-
-def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
-    """Return clusters in an order of tiles; ties by name."""
-    by_name = sorted(rows, key=lambda row: natural_key(row.cluster))
-    if order == "name":
-        return by_name
-    by_load = sorted(by_name, key=lambda row: -(row.nodes.ours + row.nodes.local) / max(1, row.total))
-    return by_load if order == "load" else sorted(by_load, key=severity)
 
 
 def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: Sequence[Mark]) -> dict[str, Chart]:
@@ -101,7 +80,7 @@ async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmit
     if nodes > total:
         return IfSubmitted(False, reason=f"the clusters have {total:,} nodes")
     spec = JobSpec(FlexibleRequest(nodes), ("true",), owner=owner)
-    return await services.forecasts.forecast_submission(spec, PATIENCE_S)
+    return await services.forecasts.forecast_submission(spec, FORECAST_PATIENCE_S)
 
 
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:

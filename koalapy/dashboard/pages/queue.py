@@ -132,10 +132,8 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
         except UsageError as error:
             if error.field != "q":
                 raise
-            problem, view = (
-                error,
-                tables.make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0, next_after=""),
-            )
+            problem = error
+            view = tables.make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0)
         return {
             "q": q,
             "problem": problem.message if problem else "",

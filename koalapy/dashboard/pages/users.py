@@ -16,7 +16,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard import tables
 from koalapy.dashboard.dashboard import Dashboard, SentForm, View, parse_body
 from koalapy.dashboard.pages.audit import Before, read_changes
-from koalapy.dashboard.rendering import format_percent, identifier, render_age, with_query
+from koalapy.dashboard.rendering import format_iso_time, format_percent, identifier, render_age, with_query
 from koalapy.dashboard.tables import Column, TableDefinition, TableParameters, Words
 from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.identity import Identity, Role
@@ -115,7 +115,7 @@ USERS: TableDefinition[UserUse] = TableDefinition(
         Column(
             "longest",
             "Longest wait",
-            lambda use: tables.iso_time(use.oldest),
+            lambda use: format_iso_time(use.oldest),
             "number",
             html=lambda use, now: render_age(use.oldest, now) if use.oldest else "",
             sort_key=lambda use: None if use.oldest is None else -use.oldest,
