@@ -32,9 +32,8 @@ MANIFEST = "vendor/manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A static file of the dashboard, by its path below ``static``."""
+    """A static file of the dashboard."""
 
-    name: str
     type: str
     content: bytes
     compressed: bytes
@@ -43,7 +42,7 @@ class PageFile:
 
 @cache
 def load_page_files() -> dict[str, PageFile]:
-    """Return the static files by name; raise ``ValueError`` if a third-party file differs from the manifest."""
+    """Return the static files by path below ``static``; raise ``ValueError`` if a third-party file differs from the manifest."""
     root = resources.files("koalapy.dashboard") / "static"
     vendored = {f"vendor/{entry['file']}": entry["sha256"] for entry in json.loads((root / MANIFEST).read_text())}
     files = {}
@@ -57,7 +56,7 @@ def load_page_files() -> dict[str, PageFile]:
             digest = hashlib.sha256(content).hexdigest()
             if prefix and vendored.get(name) != digest:
                 raise ValueError(f"{name} differs from {MANIFEST}; reinstall koalapy")
-            files[name] = PageFile(name, content_type, content, gzip.compress(content, mtime=0), digest[:16])
+            files[name] = PageFile(content_type, content, gzip.compress(content, mtime=0), digest[:16])
     return files
 
 

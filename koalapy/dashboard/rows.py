@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
 from typing import Any, Literal
 
 from koalapy.api.job_views import redact_job
@@ -161,8 +160,8 @@ class Survey:
         self._site_use: defaultdict[ClusterName, SiteUse] = defaultdict(SiteUse)
         self._jobs: dict[JobId, Job] = {}
         """The counted jobs as they were counted."""
-        self._by_age: list[tuple[float, JobId]] = []
-        """Submission times of the queued jobs of users, as a heap. Entries of other jobs are dropped later."""
+        self._oldest: Job | None = None
+        """No queued job of a user is older, unless this one is queued no more."""
         for job in jobs:
             self.update(job)
 
@@ -177,12 +176,12 @@ class Survey:
     @property
     def oldest(self) -> Job | None:
         """The oldest queued job of a user."""
-        while self._by_age:
-            job = self._jobs.get(self._by_age[0][1])
-            if job is not None and job.state is JobState.QUEUED:
-                return job
-            heappop(self._by_age)
-        return None
+        job = self._oldest and self._jobs.get(self._oldest.id)
+        if job is None or job.state is not JobState.QUEUED:
+            queued = (job for job in self._jobs.values() if job.state is JobState.QUEUED and not job.spec.internal)
+            job = min(queued, key=lambda job: job.submitted_at, default=None)
+        self._oldest = job
+        return job
 
     def update(self, job: Job, _: JobState | None = None) -> None:
         """Count a job that has changed in place of its previous state. A final job is not counted."""
@@ -193,13 +192,9 @@ class Survey:
             return
         self._jobs[job.id] = job
         self._count(job, 1)
-        was_queued = previous is not None and previous.state is JobState.QUEUED
-        if job.state is JobState.QUEUED and not was_queued and not job.spec.internal:
-            if len(self._by_age) > 2 * len(self._jobs):
-                queued = (each for each in self._jobs.values() if each.state is JobState.QUEUED)
-                self._by_age = [(each.submitted_at, each.id) for each in queued if not each.spec.internal]
-                heapify(self._by_age)
-            heappush(self._by_age, (job.submitted_at, job.id))
+        is_older = self._oldest is None or job.submitted_at < self._oldest.submitted_at
+        if is_older and job.state is JobState.QUEUED and not job.spec.internal:
+            self._oldest = job
 
     def _count(self, job: Job, sign: int) -> None:
         """Add the counts of a job, or subtract them."""

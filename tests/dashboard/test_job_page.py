@@ -1,7 +1,9 @@
 """The search in the output of a job, its files, and the links that submit it again."""
 
+import pytest
+
 from koalapy.daemon.jobs.output import OutputTail
-from koalapy.dashboard.pages.job import MAX_MATCHES, _component_output, files_of, find_lines
+from koalapy.dashboard.pages.job import MAX_MATCHES, component_output, files_of
 from koalapy.model.dependency import ResultInput
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
@@ -10,18 +12,25 @@ from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 
 
-def test_find_lines_ignores_case_and_numbers_lines() -> None:
-    assert find_lines("one\nTWO\nthree two\n", "two") == [(2, "TWO"), (3, "three two")]
-    assert find_lines("a.c\nabc", "a.c") == [(1, "a.c")], "the text is no pattern"
-    assert find_lines("", "x") == []
+@pytest.mark.parametrize(
+    ("data", "find", "lines"),
+    [
+        (b"one\nTWO\nthree two\n", "two", ["     2  TWO", "     3  three two"]),
+        (b"a.c\nabc", "a.c", ["     1  a.c"]),
+        (b"", "x", []),
+    ],
+)
+def test_component_output_with_search_ignores_case_and_numbers_lines(data: bytes, find: str, lines: list[str]) -> None:
+    output = component_output(OutputTail(0, "north", data, 0), find)
+    assert (output["text"], output["matches"]) == ("\n".join(lines), len(lines))
 
 
 def test_component_output_with_search_shows_last_matches() -> None:
     data = b"\n".join(b"step %d" % n for n in range(2 * MAX_MATCHES))
-    output = _component_output(OutputTail(0, "north", data, 0), "STEP")
+    output = component_output(OutputTail(0, "north", data, 0), "STEP")
     assert (output["matches"], output["text"].count("\n") + 1) == (2 * MAX_MATCHES, MAX_MATCHES)
     assert output["text"].endswith(f"step {2 * MAX_MATCHES - 1}")
-    assert _component_output(OutputTail(0, "north", data, 0), "none")["matches"] == 0
+    assert component_output(OutputTail(0, "north", data, 0), "none")["matches"] == 0
 
 
 def test_files_of_job_lists_inputs_bundle_and_results() -> None:

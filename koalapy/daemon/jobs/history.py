@@ -117,7 +117,7 @@ class Span:
     @property
     def days(self) -> tuple[int, int]:
         """The first and the last day as days since the start of 1970."""
-        return _day_number(self.first), _day_number(self.last)
+        return day_number(self.first), day_number(self.last)
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -141,7 +141,7 @@ class History:
     def make_span(self, first: date | None, last: date | None, days: int = 30) -> Span:
         """Return the span; ``last`` defaults to today, ``first`` to ``days`` days up to then. Raise ``UsageError`` if
         it ends before it begins."""
-        last = last or _to_date(day_of(self._clock()))
+        last = last or to_date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
             reject("first", str(first), f"is {first}, which is after last, {last}", "give the earlier day as first")
@@ -245,7 +245,7 @@ class History:
         capacity_first = capacity_last if first_day is None else min(max(first_day, first), capacity_last)
         first_submission = self._store.first_submission() or 0.0
         capacity = _Capacity(node_counts, capacity_first, capacity_last, now, first_submission)
-        since = None if first_day is None else _to_date(first_day)
+        since = None if first_day is None else to_date(first_day)
         tables = []
         for kind, step, name in selections:
             day_filter = DayFilter(kind, first, last, name, *steps[step], max_lines + 1)
@@ -341,8 +341,8 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
     values |= {name: mean_of(name) for name in (*MEANS, *QUEUE_TIME_LIMITS, "coallocated")}
     values |= {name: round(getattr(figures, name), 3) for name in ("node_seconds", "coallocated_node_seconds")}
     return UsageLine(
-        start=_to_date(start),
-        end=_to_date(end),
+        start=to_date(start),
+        end=to_date(end),
         name=key.name,
         success=None if figures.success is None else round(figures.success, 6),
         # Clusters may have shrunk within the day, or nodes been shared.
@@ -351,11 +351,11 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
     )
 
 
-def _to_date(day: int) -> date:
+def to_date(day: int) -> date:
     return EPOCH + timedelta(days=day)
 
 
-def _day_number(day: date) -> int:
+def day_number(day: date) -> int:
     return (day - EPOCH).days
 
 

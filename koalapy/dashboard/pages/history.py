@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date, timedelta
 from typing import Annotated
 
 from fastapi import Query
@@ -11,13 +10,13 @@ from fastapi import Query
 from koalapy.api.access import Caller
 from koalapy.api.fields import Name
 from koalapy.api.history import Steps, visible_to
-from koalapy.daemon.jobs.history import History, UsageLine
+from koalapy.daemon.jobs.history import History, UsageLine, day_number, to_date
 from koalapy.daemon.observability.figures import MAX_SLOTS
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.time_range import Since, TimeRange, Until, parse_range
-from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums
+from koalapy.model.history import DAY, Kind, Step, UseSum, UseSums, day_of
 
 FIGURES: dict[str, tuple[str, Unit]] = {
     "utilisation": ("Nodes used", "share"),
@@ -34,11 +33,6 @@ MAX_CURVES = 8
 Names = Annotated[list[Name], Query(max_length=MAX_CURVES, description="only these clusters, users, policies, ...")]
 
 
-def date_of(at: float) -> date:
-    """Return the day of a time in UTC."""
-    return date(1970, 1, 1) + timedelta(days=at // DAY)
-
-
 def largest_names(lines: Sequence[UsageLine]) -> list[str]:
     """Return the names in lines, those with the most node-seconds first."""
     node_seconds = Counter[str]()
@@ -51,7 +45,7 @@ def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str]) -> list[Char
     """Return the charts of the figures of these names."""
     days = sorted({line.start for line in lines})
     by_name = {name: {line.start: line for line in lines if line.name == name} for name in sorted(names)}
-    times = [(day - date(1970, 1, 1)).days * DAY for day in days]
+    times = [day_number(day) * DAY for day in days]
     charts = []
     for figure, (title, unit) in FIGURES.items():
         curves = [
@@ -92,7 +86,7 @@ def is_complete(chart: Chart, lines: Sequence[UsageLine]) -> bool:
     """Return whether no period of the lines ended before the first value of a chart by the hour."""
     slots = zip(chart.at, *(curve.values for curve in chart.curves), strict=True)
     first = next((at for at, *values in slots if any(value is not None for value in values)), None)
-    return first is not None and all(date_of(first) <= line.end for line in lines)
+    return first is not None and all(to_date(day_of(first)) <= line.end for line in lines)
 
 
 def add_history(dashboard: Dashboard, services: Services) -> None:
@@ -113,7 +107,7 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         time_range = parse_range(since, until, dashboard.engine.clock(), "30d")
         names = list(dict.fromkeys(one for one in name if one))
         visible = list(dict.fromkeys(visible_to(caller, by, one) for one in names or [""]))
-        span = history.make_span(date_of(time_range.start), date_of(time_range.end - 1))
+        span = history.make_span(to_date(day_of(time_range.start)), to_date(day_of(time_range.end - 1)))
         table, totals = await history.read_table_and_totals(by, step, span, visible)
         largest = largest_names(table.lines)
         shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]

@@ -81,7 +81,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
             # Earlier attempts, which are not shown
             "more_attempts": last_attempts[0].generation - 1 if last_attempts else 0,
             "explanation": ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),
-            "output": [_component_output(tail, find) for tail in await jobs.read_output_tails(current, TAIL_BYTES)],
+            "output": [component_output(tail, find) for tail in await jobs.read_output_tails(current, TAIL_BYTES)],
             "find": find,
             "files": files_of(current),
             "has_results": bool(current.spec.collect) and current.state.is_final,
@@ -101,27 +101,23 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
     async def output(job: Id, component: int, find: Find = "") -> Response:
         """Return the end of a component's output, as the page shows it."""
         tails = await jobs.read_output_tails((await jobs.get(job)).job, TAIL_BYTES)
-        text = next((_component_output(tail, find)["text"] for tail in tails if tail.component == component), "")
+        text = next((component_output(tail, find)["text"] for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 
 
-def _component_output(tail: OutputTail, find: str = "") -> View:
+def component_output(tail: OutputTail, find: str = "") -> View:
     """Return the end of a component's output, after ``before`` bytes that are not shown.
 
-    With a search, ``text`` is the last lines with that text, and ``matches`` the number of all of them.
+    With a search, ``text`` is the last lines with that text in any case, with their numbers from 1, and ``matches`` the
+    number of all of them.
     """
     text, matches = decode_output(tail.data, is_cut=tail.skipped_bytes > 0), None
     if find:
-        lines = find_lines(text, find)
-        text, matches = "\n".join(f"{number:>6}  {line}" for number, line in lines[-MAX_MATCHES:]), len(lines)
+        lines, searched = enumerate(text.split("\n"), 1), find.casefold()
+        matching = [f"{number:>6}  {line}" for number, line in lines if searched in line.casefold()]
+        text, matches = "\n".join(matching[-MAX_MATCHES:]), len(matching)
     output = {"component": tail.component, "cluster": tail.cluster, "text": text}
     return output | {"before": tail.skipped_bytes, "matches": matches}
-
-
-def find_lines(text: str, find: str) -> list[tuple[int, str]]:
-    """Return the lines that contain a text in any case, with their numbers from 1."""
-    searched = find.casefold()
-    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if searched in line.casefold()]
 
 
 def files_of(job: Job) -> list[tuple[str, str, int | None, str]]:

@@ -1,5 +1,6 @@
 """The pages of the network: the map, a heat map of all links, and the history of one link."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 from math import log
@@ -19,7 +20,6 @@ from koalapy.dashboard.grid_map import MAX_RING, MapJob, drawn_jobs
 from koalapy.dashboard.rendering import ENVIRONMENT, format_rate, format_seconds
 from koalapy.dashboard.rows import Survey, cluster_row
 from koalapy.model.cluster import Link, pair_of
-from koalapy.model.job import Job
 from koalapy.model.measurement import MeasurementKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.queries import Queries
@@ -104,23 +104,17 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
 
 
 def coallocated_jobs(queries: Queries) -> list[MapJob]:
-    """Return the active jobs that have nodes on several clusters, the largest first."""
+    """Return the active jobs that have or claim nodes on several clusters, the largest first."""
     jobs = []
     for job in queries.active_jobs():
-        nodes = _nodes_by_cluster(job)
+        nodes = Counter[ClusterName]()
+        for component in job.attempt.gang if job.attempt is not None else ():
+            if not component.has_ended:
+                nodes[component.cluster] += component.size
         if len(nodes) > 1:
             largest_first = dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0])))
             jobs.append(MapJob(job.id, str(job.state), largest_first))
     return sorted(jobs, key=lambda job: (-sum(job.nodes.values()), job.id))
-
-
-def _nodes_by_cluster(job: Job) -> dict[str, int]:
-    """Return the number of nodes that a job has or claims, by cluster."""
-    nodes: dict[str, int] = {}
-    for component in job.attempt.gang if job.attempt is not None else ():
-        if not component.has_ended:
-            nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
-    return nodes
 
 
 def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> View:

@@ -74,15 +74,6 @@ def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     return {"ended": now.succeeded + now.failed + now.cancelled, "failed": now.failed, "share": share, "usual": usual}
 
 
-async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmitted:
-    """Return when a job with the defaults would start, by the forecast that the form of a new job shows."""
-    total = sum(record.total for record in services.jobs.list_clusters())
-    if nodes > total:
-        return IfSubmitted(False, reason=f"the clusters have {total:,} nodes")
-    spec = JobSpec(FlexibleRequest(nodes), ("true",), owner=owner)
-    return await services.forecasts.forecast_submission(spec, FORECAST_PATIENCE_S)
-
-
 def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
@@ -152,9 +143,14 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
     async def start(
         caller: Caller, nodes: Nodes, sort: TileSort = "trouble", since: Since = "", until: Until = ""
     ) -> View:
-        """Return the overview with the start of a job of so many nodes."""
+        """Return the overview with the start of a job of so many nodes and with the defaults of the other fields."""
         view: View = await overview(caller, sort, since, until)
-        return view | {"start_nodes": nodes, "start": await estimate_start(services, nodes, caller.user)}
+        if nodes > (total := view["nodes"].total):
+            start = IfSubmitted(False, reason=f"the clusters have {total:,} nodes")
+        else:
+            spec = JobSpec(FlexibleRequest(nodes), ("true",), owner=caller.user)
+            start = await services.forecasts.forecast_submission(spec, FORECAST_PATIENCE_S)
+        return view | {"start_nodes": nodes, "start": start}
 
     def parse_selection(model: type[S], form: Form, **others: str) -> S:
         """Return the alerts that a form selects; raise ``UsageError`` for an unknown kind, or without a target."""

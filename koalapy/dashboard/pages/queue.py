@@ -14,7 +14,6 @@ from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.jobs import PriorityOrder, changed_job
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
@@ -114,9 +113,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
     _add_list(dashboard, services.jobs, services.forecasts, finder)
     _add_mine(dashboard, services, finder)
-    prefix = secrets.token_urlsafe(6)
-    _add_confirmation(dashboard, services.jobs, finder, prefix)
-    _add_actions(dashboard, services.jobs.bulk, prefix)
+    _add_bulk_actions(dashboard, services.jobs, finder)
 
 
 def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: JobFinder) -> None:
@@ -183,10 +180,12 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
         }
 
 
-def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefix: str) -> None:
-    """Add the page that shows the effect of an action on many jobs before the user confirms it. Its form has a key,
-    which begins with ``prefix``: a new one after each start of the daemon."""
-    queries = dashboard.engine.queries
+def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
+    """Add the actions that change many jobs, the page that shows the effect of one before the user confirms it, and the
+    page with the jobs that it changed and those that it did not."""
+    queries, bulk, shown = dashboard.engine.queries, jobs.bulk, {"template": "queue_done.html", "title": "Result"}
+    used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
+    prefix = secrets.token_urlsafe(6)  # of all keys since the daemon started
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
     async def confirm(
@@ -232,12 +231,6 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
             "q": q,
             "needs_reason": action in ("cancel", "hold") and any(not owns(caller, job) for job in affected),
         }
-
-
-def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
-    """Add the actions that change many jobs, and show the jobs that they changed and those that they did not."""
-    shown = {"template": "queue_done.html", "title": "Result"}
-    used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
 
     async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
         """Return the jobs that an action changed, and those that it did not. Lead to the queue if the form was sent

@@ -96,16 +96,6 @@ def drains_of(cluster: ClusterStatus) -> list[Drain]:
     return [*filter(None, (cluster.drained,)), *cluster.planned_drains]
 
 
-def make_bars(components: Sequence[PastComponent], now: float) -> dict[ClusterName, list[TimelineBar]]:
-    """Return the bars of components by cluster."""
-    bars = defaultdict(list)
-    for one in components:
-        if phases := component_phases(one, now):
-            bar = TimelineBar(one.job, one.size, phases, one.generation, is_shared=one.is_shared, error=one.error)
-            bars[one.cluster].append(bar)
-    return bars
-
-
 def expected_start(expected: Expected, job: Job, forecast: Forecast, now: float) -> ExpectedStart | None:
     """Return the expected start of a waiting job; None if it is unknown, or past."""
     starts = expected.starts
@@ -153,7 +143,11 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             ended, is_cut = await history.list_components(time_range.start, time_range.end, MAX_BARS, only)
             active = [one for one in active_components(queries.active_jobs(), time_range.end) if one.cluster in names]
             active.sort(key=lambda one: (-one.size, one.job))
-        bars = make_bars([hide_details(one, caller) for one in (*ended, *active[:MAX_BARS])], now)
+        bars = defaultdict[ClusterName, list[TimelineBar]](list)
+        for one in (hide_details(one, caller) for one in (*ended, *active[:MAX_BARS])):
+            if phases := component_phases(one, now):
+                bar = TimelineBar(one.job, one.size, phases, one.generation, is_shared=one.is_shared, error=one.error)
+                bars[one.cluster].append(bar)
         lanes = [
             TimelineLane(
                 name,
