@@ -67,9 +67,10 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
 
 
 def _add_redirects(dashboard: Dashboard) -> None:
-    """Redirect the addresses that pages had before, with their queries."""
+    """Add the routes of the addresses that pages had before."""
 
     async def redirect(request: Request) -> Response:
+        """Redirect to the present address, with the query."""
         path, query = MOVED[request.url.path], request.url.query
         return RedirectResponse(f"{path}?{query}" if query else path, 308)
 

@@ -42,7 +42,7 @@ class PageFile:
 
 @cache
 def load_page_files() -> dict[str, PageFile]:
-    """Return the static files by path below ``static``; raise ``ValueError`` if a third-party file differs from the manifest."""
+    """Return the static files by path; raise ``ValueError`` if a third-party file differs from the manifest."""
     root = resources.files("koalapy.dashboard") / "static"
     vendored = {f"vendor/{entry['file']}": entry["sha256"] for entry in json.loads((root / MANIFEST).read_text())}
     files = {}

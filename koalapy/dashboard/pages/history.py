@@ -46,14 +46,12 @@ def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str]) -> list[Char
     days = sorted({line.start for line in lines})
     by_name = {name: {line.start: line for line in lines if line.name == name} for name in sorted(names)}
     times = [day_number(day) * DAY for day in days]
-    charts = []
-    for figure, (title, unit) in FIGURES.items():
-        curves = [
-            Curve(name, [getattr(lines_by_day[day], figure) if day in lines_by_day else None for day in days])
-            for name, lines_by_day in by_name.items()
-        ]
-        charts.append(Chart(title, times, DAY, curves, unit))
-    return charts
+
+    def curves_of(figure: str) -> list[Curve]:
+        """Return a curve for each name; a day without a line has no value."""
+        return [Curve(name, [getattr(some.get(day), figure, None) for day in days]) for name, some in by_name.items()]
+
+    return [Chart(title, times, DAY, curves_of(figure), unit) for figure, (title, unit) in FIGURES.items()]
 
 
 def charts_of_clusters(sums: UseSums, names: Sequence[str]) -> list[Chart]:

@@ -117,21 +117,6 @@ def coallocated_jobs(queries: Queries) -> list[MapJob]:
     return sorted(jobs, key=lambda job: (-sum(job.nodes.values()), job.id))
 
 
-def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> View:
-    """Return the map of all clusters, the known links between those that it can show, and the first of the jobs."""
-    records = sorted(services.jobs.list_clusters(), key=lambda record: record.name)
-    clusters = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
-    linked = {row.cluster for row in clusters}
-    if len(clusters) > MAX_RING:
-        linked &= {name for job in drawn_jobs(jobs) for name in job.nodes}
-    links = [
-        record
-        for record in services.network.list_known_links()
-        if record.pair[0] != record.pair[1] and record.state != "unmeasured" and linked.issuperset(record.pair)
-    ]
-    return {"clusters": clusters, "links": links, "jobs": jobs}
-
-
 def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the pages of all links and of one link, and the form that measures them."""
     network, queries = services.network, dashboard.engine.queries
@@ -148,9 +133,22 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             names = [name for name in names if name in with_link]
         records = network.list_links(combinations_with_replacement(names, 2))
         jobs = coallocated_jobs(queries)
-        shown = jobs[:MAX_JOBS]
+        shown, now = jobs[:MAX_JOBS], dashboard.engine.clock()
+        clusters = sorted(services.jobs.list_clusters(), key=lambda cluster: cluster.name)
+        linked = {cluster.name for cluster in clusters}
+        if len(clusters) > MAX_RING:
+            linked &= {name for job in drawn_jobs(shown) for name in job.nodes}
         return {
-            "map": make_map(services, survey, queries, dashboard.engine.clock(), shown),
+            # All clusters, the known links between those that the map can link, and the first of the jobs
+            "map": {
+                "clusters": [cluster_row(queries.grid[record.name], record, survey, now) for record in clusters],
+                "links": [
+                    link
+                    for link in network.list_known_links()
+                    if link.pair[0] != link.pair[1] and link.state != "unmeasured" and linked.issuperset(link.pair)
+                ],
+                "jobs": shown,
+            },
             # Active jobs with nodes on several clusters, and those that the map shows
             "job_count": len(jobs),
             "drawn_jobs": len(drawn_jobs(shown)),

@@ -130,10 +130,12 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
     body = submission_of(spec)
     request, command = body.pop("request"), body.pop("command", [])
     texts = {name: str(body.pop(name)) for name in TEXT_FIELDS if isinstance(body.get(name), str)}
-    for name in ("walltime", "memory"):
-        if name in body:
-            value = body.pop(name)
-            texts[name] = f"{value}B" if name == "memory" else format_walltime(value)
+    if "memory" in body:
+        texts["memory"] = f"{body.pop('memory')}B"
+    if "walltime" in body:
+        walltime = float(body.pop("walltime"))
+        is_clock_time = walltime.is_integer() and walltime < 86400
+        texts["walltime"] = format_duration(walltime) if is_clock_time else f"{walltime:g}s"
     if "processes_per_node" in body:
         texts["processes_per_node"] = str(body.pop("processes_per_node"))
     kind, nodes = request["type"], format_request(request)
@@ -141,11 +143,6 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
     kept = {"source": number, "nodes": nodes, "request": request, "fields": others}
     texts |= {"kind": kind, "nodes": nodes, "command": shlex.join(command), "kept": json.dumps(kept)}
     return {**EMPTY_FIELDS, **texts}
-
-
-def format_walltime(seconds: float) -> str:
-    """Return a duration as the form accepts it: ``1:30:00``, and ``0.5s`` for a fraction."""
-    return format_duration(seconds) if float(seconds).is_integer() and seconds < 86400 else f"{seconds:g}s"
 
 
 def _read_kept(job_fields: JobFields) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job_search import KINDS, STATE_GROUPS, format_term
 from koalapy.model.job_spec import Priority
-from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import owns
 
 MAX_COMPLETIONS = 12
@@ -26,6 +25,7 @@ VALUES_LIFETIME_S = 5.0
 
 def add_search(dashboard: Dashboard) -> None:
     """Add the search of every page and its completions."""
+    queries = dashboard.engine.queries
 
     @dashboard.router.get("/search", operation_id="list_jobs")
     async def search(q: Text = "") -> Response:
@@ -45,8 +45,17 @@ def add_search(dashboard: Dashboard) -> None:
 
     @lru_cache(maxsize=50)
     def values_in_slot(kind: str, caller: Identity, _: int) -> list[str]:
-        """Return the values of a term as read once in a slot of time, since there may be many jobs."""
-        return _values_of(kind, caller, dashboard.engine.queries)
+        """Return the values of a term: all of a closed set, else those of the unfinished jobs that the caller may see,
+        as read once in a slot of time, since there may be many jobs."""
+        if kind in KINDS_OF_JOBS and (read := KINDS[kind].texts) is not None:
+            sees_all = caller.has_role(Role.OPERATOR)
+            jobs = (job for job in queries.jobs() if not job.spec.internal and (sees_all or owns(caller, job)))
+            return sorted({text for job in jobs for text in read(job)} - {""})
+        if kind in ("cluster", "home"):
+            return sorted(cluster.name for cluster in queries.grid.clusters())
+        policies = queries.policies.names()
+        closed: Mapping[str, Iterable[str]] = {"state": STATE_GROUPS, "priority": Priority, "policy": policies}
+        return sorted(closed.get(kind, ()))
 
 
 def complete_search(q: str, values_of: Callable[[str], list[str]]) -> list[str]:
@@ -63,16 +72,3 @@ def complete_search(q: str, values_of: Callable[[str], list[str]]) -> list[str]:
         ends += [f"{name}:" for name, term in KINDS.items() if term.number is None and name.startswith(kind)]
         ends += [name for name in values_of("cluster") if kind and kind in name.lower()]
     return [f"{before}{sign}{end}" for end in ends[:MAX_COMPLETIONS]]
-
-
-def _values_of(kind: str, caller: Identity, queries: Queries) -> list[str]:
-    """Return the values of a term: all of a closed set, else those of the unfinished jobs that the caller may see."""
-    if kind in KINDS_OF_JOBS and (read := KINDS[kind].texts) is not None:
-        sees_all = caller.has_role(Role.OPERATOR)
-        jobs = (job for job in queries.jobs() if not job.spec.internal and (sees_all or owns(caller, job)))
-        return sorted({text for job in jobs for text in read(job)} - {""})
-    if kind in ("cluster", "home"):
-        return sorted(cluster.name for cluster in queries.grid.clusters())
-    policies = queries.policies.names()
-    closed: Mapping[str, Iterable[str]] = {"state": STATE_GROUPS, "priority": Priority, "policy": policies}
-    return sorted(closed.get(kind, ()))
