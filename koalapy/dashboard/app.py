@@ -28,15 +28,12 @@ from koalapy.dashboard.rows import Survey
 from koalapy.model.errors import NotFoundError
 
 MOVED = {
-    f"{old}{form}": f"{new}{form}"
-    for old, new in {
-        "/audit": "/scheduler/audit",
-        "/capacity": "/forecast",
-        "/map": "/network",
-        "/what-if": "/forecast/what-if",
-    }.items()
-    for form in ("", ".json", ".csv")
-} | dict.fromkeys((f"/queue/{action}" for action in ("cancel", "hold", "release", "priority")), "/queue")
+    "/audit": "/scheduler/audit",
+    "/capacity": "/forecast",
+    "/map": "/network",
+    "/what-if": "/forecast/what-if",
+    **dict.fromkeys((f"/queue/{action}" for action in ("cancel", "hold", "release", "priority")), "/queue"),
+}
 """The present paths of pages by former ones, and those to which the addresses of forms lead."""
 CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
@@ -71,11 +68,12 @@ def _add_redirects(dashboard: Dashboard) -> None:
 
     async def redirect(request: Request) -> Response:
         """Redirect to the present address, with the query."""
-        path, query = MOVED[request.url.path], request.url.query
-        return RedirectResponse(f"{path}?{query}" if query else path, 308)
+        path, dot, form = request.url.path.partition(".")
+        return RedirectResponse(str(request.url.replace(scheme="", netloc="", path=f"{MOVED[path]}{dot}{form}")), 308)
 
     for path in MOVED:
-        dashboard.router.add_api_route(path, redirect, operation_id="list_clusters")
+        for form in ("", ".json", ".csv"):
+            dashboard.router.add_api_route(f"{path}{form}", redirect, operation_id="list_clusters")
 
 
 def _add_files(dashboard: Dashboard) -> None:

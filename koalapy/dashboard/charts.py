@@ -1,13 +1,9 @@
 """Charts over time: values that a script draws by uPlot, and that the page also has as a table."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
-
-from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
 
 from koalapy.model.history import USES, UseSums
 from koalapy.model.request import ClusterName
@@ -64,13 +60,6 @@ def use_chart(title: str, sums: UseSums, cluster: ClusterName = "", marks: Seque
         if any(values) or name in ("ours", "idle")
     ]
     return Chart(title, sums.starts, sums.length, curves, stacked=True, marks=marks)
-
-
-def render_chart(chart: Chart) -> Markup:
-    """Return a chart as JSON for an attribute in single quotation marks, from which the script draws it."""
-    content = {name: getattr(chart, name) for name in ("length", "unit", "stacked", "marks")} | {"at": list(chart.at)}
-    content["curves"] = [{"name": curve.name, "values": curve.values, "colour": curve.colour} for curve in chart.curves]
-    return htmlsafe_json_dumps(content, dumps=json.dumps, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

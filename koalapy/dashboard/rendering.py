@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -18,7 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from koalapy import __version__
-from koalapy.dashboard.charts import render_chart
 from koalapy.dashboard.grid_map import lay_out_map
 from koalapy.dashboard.time_range import RANGES
 from koalapy.dashboard.timeline import MEANINGS
@@ -168,9 +167,9 @@ def _make_environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "default": asdict}
     environment.filters |= {
         "age": render_age,
-        "chart": render_chart,
         "count": format_count,
         "quantity": format_quantity,
         "iso": format_iso_time,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import httpx2
 
+from koalapy.dashboard.charts import Chart
 from koalapy.dashboard.job_table import JOBS
 from koalapy.dashboard.rendering import ENVIRONMENT, render
 from koalapy.dashboard.rows import JobRow
@@ -33,3 +34,9 @@ def draw_timeline(timeline: Timeline) -> str:
 def draw_jobs(rows: Sequence[JobRow], now: float) -> str:
     """Return jobs as a table with the usual columns."""
     return str(ENVIRONMENT.get_template("parts/tables.html").module.table(JOBS, None, rows, now))  # type: ignore[attr-defined]
+
+
+def draw_chart(chart: Chart) -> str:
+    """Return the JSON from which a script draws a chart."""
+    plot = str(ENVIRONMENT.get_template("parts/time.html").module.plot(chart))  # type: ignore[attr-defined]
+    return plot.partition("data-chart='")[2].partition("'")[0]

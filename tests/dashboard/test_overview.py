@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
-from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
+from koalapy.dashboard.charts import NodeCounts, use_chart
 from koalapy.dashboard.pages.overview import starts_after_gaps
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
@@ -36,7 +36,7 @@ from koalapy.store.history import HistoryStore
 from koalapy.store.service_tables import SampleStore
 from koalapy.store.tables import use_sums
 from tests.daemon_in_process import ServedDaemon
-from tests.dashboard.pages import draw_jobs, draw_timeline
+from tests.dashboard.pages import draw_chart, draw_jobs, draw_timeline
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
 from tests.databases import open_database
@@ -57,7 +57,7 @@ def test_alerts_with_one_cause_are_one_group(scene: ServedDaemon) -> None:
     assert group["alert"]["summary"] == "6 clusters are unreachable: their agents are not connected"
     assert len(group["alerts"]) == 6
     assert group["alert"]["cause"].startswith("6 of 10 agents were lost within 4 s: the daemon's network is the likely")
-    assert group["alert"]["since"] == min(row["alert"]["since"] for row in group["alerts"])
+    assert group["alert"]["since"] == min(alert["since"] for alert, _ in group["alerts"])
 
 
 def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
@@ -375,8 +375,9 @@ def test_chart_of_uses_has_marks_and_no_uses_without_nodes() -> None:
         "local users": [None, 2.0],
         "idle": [None, 0.0],
     }
-    assert json.loads(render_chart(chart))["marks"] == [[30.0, "drained by <ada>"]]
-    assert "<" not in render_chart(chart)
+    content = draw_chart(chart)
+    assert json.loads(content)["marks"] == [[30.0, "drained by <ada>"]]
+    assert "<" not in content
 
 
 def test_time_range_is_parsed_from_address() -> None:
