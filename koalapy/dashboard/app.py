@@ -46,7 +46,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_overview(dashboard, services, survey)
     add_queue(dashboard, services)
     add_search(dashboard)
-    add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
+    add_new_job(dashboard, services)  # before the pages of jobs: their paths would match that of the form
     add_job(dashboard, services, audit)
     add_clusters(dashboard, services, survey, audit)
     add_timeline(dashboard, services)

@@ -104,7 +104,7 @@ def render_age(timestamp: float | None, now: float) -> Markup:
 
 
 def state_badge(state: str, style: str = "") -> Markup:
-    """Return a state as an element; ``style``: the state whose colour it has, by default its own."""
+    """Return a state as an element; ``style``: the state that gives its colour, by default itself."""
     return Markup(f'<span class="state {escape(style or state)}">{escape(state)}</span>')
 
 

@@ -161,7 +161,7 @@ class Survey:
         self._jobs: dict[JobId, Job] = {}
         """The counted jobs as they were counted."""
         self._oldest: Job | None = None
-        """No queued job of a user is older, unless this one is queued no more."""
+        """The oldest queued job of a user, or one that has left that state."""
         for job in jobs:
             self.update(job)
 

@@ -25,7 +25,7 @@ CPU_SHARE = 0.035
 STREAM_COST_S = 0.00006
 """CPU time for sending a page to one stream."""
 MAX_WEIGHT = 25
-"""Number of viewers from which on a page is refreshed no more often: one user may have many streams."""
+"""Number of viewers beyond which a page is refreshed at the same rate: one user may have many streams."""
 
 Load = Callable[[], Coroutine[Any, Any, Any]]
 Render = Callable[[Any], Coroutine[Any, Any, tuple[str, float]]]
@@ -44,7 +44,7 @@ KEEP_ALIVE = Event(b":\n\n", struct.pack("<BHH", 0, 3, 0xFFFF ^ 3) + b":\n\n")
 
 
 def as_event_data(text: str) -> str:
-    """Return a text as the data of a server-sent event, whose id and end must follow."""
+    """Return a text as the data of a server-sent event; its id and end must follow."""
     return "data: " + _LINE_END.sub("\ndata: ", text) + "\n"
 
 
@@ -101,29 +101,29 @@ class LivePages:
         page = self._pages.setdefault(key, _LivePage(load, render, pause))
         page.followers += 1
         try:
-            loop, seen = asyncio.get_running_loop(), self._changes.number_of(since)
+            loop, seen_number = asyncio.get_running_loop(), self._changes.number_of(since)
             is_due = page.task is not None or loop.time() - page.loaded_at >= MIN_INTERVAL
-            if seen < self._changes.number and is_due:
+            if seen_number < self._changes.number and is_due:
                 await self._refresh(page)
-            shown = page.event if seen == page.number else None
+            sent = page.event if seen_number == page.number else None
             yield KEEP_ALIVE
-            if page.event is not None and page.event is not shown and seen < page.number:
-                yield (shown := page.event)
-            told_at = loop.time()
+            if page.event is not None and page.event is not sent and seen_number < page.number:
+                yield (sent := page.event)
+            sent_at = loop.time()
             async for _ in self._changes.follow_changes():
                 while (seconds := self._seconds_until_due(page)) > 0 and not self._changes.ended:
                     await asyncio.sleep(min(seconds, MIN_INTERVAL))
-                    if loop.time() - told_at >= IDLE_INTERVAL:
+                    if loop.time() - sent_at >= IDLE_INTERVAL:
                         yield KEEP_ALIVE
-                        told_at = loop.time()
+                        sent_at = loop.time()
                 try:
                     await self._refresh(page)
                 except Exception:  # noqa: BLE001 logged by the task; its browsers get it as a response
                     return
                 if self._changes.ended:
                     return
-                yield KEEP_ALIVE if page.event is None or page.event is shown else page.event
-                shown, told_at = page.event, loop.time()
+                yield KEEP_ALIVE if page.event is None or page.event is sent else page.event
+                sent, sent_at = page.event, loop.time()
         finally:
             page.followers -= 1
             if not page.followers:
@@ -136,7 +136,7 @@ class LivePages:
         """Return the seconds until a page may be refreshed: all keep their share of a core at the least mean delay."""
         if page.requested_number == self._changes.number:
             return 0.0
-        weights = sum(sqrt(other.cost_s * min(other.followers, MAX_WEIGHT)) for other in self._pages.values())
+        weights = sum(sqrt(followed.cost_s * min(followed.followers, MAX_WEIGHT)) for followed in self._pages.values())
         pause = max(page.pause, sqrt(page.cost_s / min(page.followers, MAX_WEIGHT)) * weights / CPU_SHARE)
         return page.loaded_at + pause - asyncio.get_running_loop().time()
 

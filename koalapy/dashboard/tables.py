@@ -50,7 +50,7 @@ class Column(Generic[R]):
     html: Callable[[R, float], str] | None = None
     """Return the cell as HTML in place of the value, given the row and the time. It must escape all texts."""
     is_optional: bool = False
-    """Whether only users who have chosen the column see it."""
+    """Whether the column is hidden until a user chooses it."""
     is_sortable: bool = True
     sort_key: Callable[[R], Value] | None = None
     """Return the value to sort by, if it is not that for CSV."""

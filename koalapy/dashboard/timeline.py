@@ -34,7 +34,7 @@ MEANINGS = {
     "stopping": "nodes are returned",
 }
 LABELS = ((8, "short-labels"), (14, "middle-labels"))
-"""Classes of a picture whose labels have at most this many letters."""
+"""Classes of a picture with labels of at most this many letters."""
 AXIS_HEIGHT, LANE_GAP = 22, 6
 LANE_HEIGHTS = ((6, 90), (20, 40), (60, 20))
 """Height of a lane for at most this many lanes; ``JOB_LANE_HEIGHT`` in a job's timeline."""

@@ -35,12 +35,12 @@ async def read_changes(
     if not caller.has_role(Role.OPERATOR):
         return None
     audit_filter = AuditFilter(actor=actor, target=target, limit=MAX_CHANGES + 1, newest_first=True, before=before)
-    found = await audit_log.read_entries(audit_filter)
-    shown = [replace(entry, role="", address="", how="") for entry in found[:MAX_CHANGES]]
+    entries = await audit_log.read_entries(audit_filter)
+    page = [replace(entry, role="", address="", how="") for entry in entries[:MAX_CHANGES]]
     return {
-        "entries": shown,
+        "entries": page,
         # The value of ``changes`` in the query for older entries; 0 if there are none
-        "older": shown[-1].id if len(found) > MAX_CHANGES else 0,
+        "older": page[-1].id if len(entries) > MAX_CHANGES else 0,
         "is_newest": before == 0,
     }
 
@@ -61,7 +61,7 @@ AUDIT: TableDefinition[AuditEntry] = TableDefinition(
         Column("user", "User", attrgetter("actor"), href=lambda entry: with_query(PATH, user=entry.actor)),
         Column("role", "Role"),
         Column(
-            "action", "Action", style="nowrap", format=_in_words, href=lambda one: with_query(PATH, action=one.action)
+            "action", "Action", style="nowrap", format=_in_words, href=lambda row: with_query(PATH, action=row.action)
         ),
         Column("target", "Target", style="said"),
         Column("outcome", "Outcome", html=_outcome_cell),
@@ -96,10 +96,10 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
             0.0, user, action, after, table.limit + 1, target, outcome, newest_first=is_newest_first, before=before
         )
         entries = await audit_log.read_entries(audit_filter, float(since) if since else None)
-        shown = entries[: table.limit]
+        page = entries[: table.limit]
         page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
-        next_after = tables.write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
+        next_after = tables.write_position(page[-1].id, page[-1].id) if len(entries) > table.limit else ""
         view = tables.make_view(
-            AUDIT, table, PATH, page_filter, shown=len(shown), next_after=next_after, sortable=SORTABLE
+            AUDIT, table, PATH, page_filter, shown=len(page), next_after=next_after, sortable=SORTABLE
         )
-        return {"entries": shown, "table": view}
+        return {"entries": page, "table": view}

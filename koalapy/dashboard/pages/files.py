@@ -35,7 +35,7 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
     "replicas",
     (
         Column("name", "Logical file", style="said", href=_page_of),
-        Column("cluster", "Cluster", href=lambda one: cluster_path(one.cluster)),
+        Column("cluster", "Cluster", href=lambda replica: cluster_path(replica.cluster)),
         Column("state", "State", format=lambda state: state_badge(state, "usable" if state == "good" else "failed")),
         Column("size", "Size", style="number", html=_size_cell),
         Column("path", "Path", style="said", format=Markup("<code>{}</code>").format),
@@ -43,7 +43,7 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
         Column("reason", "Reason", style="said"),
     ),
     "name",
-    ident=lambda one: f"replica-{identifier(one.name)}-{identifier(one.cluster)}",
+    ident=lambda replica: f"replica-{identifier(replica.name)}-{identifier(replica.cluster)}",
     href=_page_of,
 )
 

@@ -49,7 +49,7 @@ def charts_by_day(lines: Sequence[UsageLine], names: Sequence[str]) -> list[Char
 
     def curves_of(figure: str) -> list[Curve]:
         """Return a curve for each name; a day without a line has no value."""
-        return [Curve(name, [getattr(some.get(day), figure, None) for day in days]) for name, some in by_name.items()]
+        return [Curve(name, [getattr(daily.get(day), figure, None) for day in days]) for name, daily in by_name.items()]
 
     return [Chart(title, times, DAY, curves_of(figure), unit) for figure, (title, unit) in FIGURES.items()]
 
@@ -58,8 +58,8 @@ def charts_of_clusters(sums: UseSums, names: Sequence[str]) -> list[Chart]:
     """Return the shares of the nodes of clusters that jobs and local users used; ``""`` for all clusters."""
 
     def share(use: str) -> list[Curve]:
-        def of_known(one: UseSum) -> float | None:
-            return round(getattr(one, use) / one.known, 4) if one.known else None
+        def of_known(sample: UseSum) -> float | None:
+            return round(getattr(sample, use) / sample.known, 4) if sample.known else None
 
         return [Curve(name, sums.values(of_known, name)) for name in sorted(names)]
 
@@ -103,19 +103,19 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
     ) -> View:
         """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
         time_range = parse_range(since, until, dashboard.engine.clock(), "30d")
-        names = list(dict.fromkeys(one for one in name if one))
-        visible = list(dict.fromkeys(visible_to(caller, by, one) for one in names or [""]))
+        names = list(dict.fromkeys(filter(None, name)))
+        visible = list(dict.fromkeys(visible_to(caller, by, chosen) for chosen in names or [""]))
         span = history.make_span(to_date(day_of(time_range.start)), to_date(day_of(time_range.end - 1)))
         table, totals = await history.read_table_and_totals(by, step, span, visible)
         largest = largest_names(table.lines)
-        shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
-        charts, by_day = list[Chart](), charts_by_day(table.lines, shown)
+        drawn_names = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
+        charts, by_day = list[Chart](), charts_by_day(table.lines, drawn_names)
         are_kept = table.jobs_keep is None or time_range.start > dashboard.engine.clock() - table.jobs_keep
         if by is Kind.USER and are_kept and time_range.seconds < 8 * DAY:  # else daily sums, which cost less
-            charts = await charts_of_users(history, time_range, shown)
-        elif by in (Kind.GRID, Kind.CLUSTER) and shown:
-            sums = await services.samples.read(time_range.start, time_range.end, shown)
-            charts = charts_of_clusters(sums, shown)
+            charts = await charts_of_users(history, time_range, drawn_names)
+        elif by in (Kind.GRID, Kind.CLUSTER) and drawn_names:
+            sums = await services.samples.read(time_range.start, time_range.end, drawn_names)
+            charts = charts_of_clusters(sums, drawn_names)
         if charts:  # the first ones both are of the nodes used
             del (by_day if is_complete(charts[0], table.lines) else charts)[0]
         charts += by_day

@@ -51,7 +51,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
     engine, jobs, forecasts = dashboard.engine, services.jobs, services.forecasts
 
     def make_view(job_fields: JobFields, caller: Identity, key: str = "", **result: object) -> View:
-        """Return the form; ``result``: ``check`` or ``problem``, what is wrong with it."""
+        """Return the form; ``result``: ``check`` or ``problem``, the error in it."""
         kept = _read_kept(job_fields)
         return {
             "fields": job_fields,

@@ -25,7 +25,7 @@ from koalapy.model.request import FlexibleRequest
 
 S = TypeVar("S", bound=monitoring.AlertSelection)
 MAX_DETAILED = 120
-"""Maximum number of clusters whose tiles show numbers; with more, those in trouble do, and the others are folded."""
+"""Maximum number of clusters with numbers on their tiles; with more, those in trouble do, and the others are folded."""
 TABLE_ROWS = 12
 """Number of rows of the table below the charts."""
 Nodes = Annotated[int, Query(ge=1, le=1_000_000, description="estimate the start of a job of so many nodes")]
@@ -65,7 +65,7 @@ def starts_after_gaps(sums: UseSums) -> list[int]:
 
 def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     """Return the jobs that ended in a range, the percentage of failures among those that were not cancelled, and the
-    usual one: that of the range before, whose outcomes have negative numbers of slots."""
+    usual one: that of the range before: its outcomes have negative numbers of slots."""
     before, now = Figures(), Figures()
     for slot, state, count in outcomes:
         figures = before if slot < 0 else now

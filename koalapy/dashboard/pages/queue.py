@@ -86,7 +86,7 @@ async def _find_page(
             hint = "narrow the filter by a user, a cluster or an end, as with ended:2026-11-24"
             raise UsageError(f"too many ended jobs {many} to sort them by their ends", field="q", value=q, hint=hint)
         total = len(jobs)
-        found, after = tables.cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
+        page, after = tables.cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
     elif search.states & FINAL_STATES:
         sort = tables.sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
@@ -94,17 +94,17 @@ async def _find_page(
             raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
         below = tables.parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-        found, sortable = list(result.jobs), ("ended",)
+        page, sortable = list(result.jobs), ("ended",)
         after = tables.write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
         matching, sort = await finder.find_unfinished(search, caller), tables.sort_of(JOBS, query)
         key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
         async for slice_of_jobs in iterate_in_slices(matching):
             keyed += [(key(job), job.id, job) for job in slice_of_jobs]
-        found, after = await to_thread(tables.cut_page, keyed, query, sort)
+        page, after = await to_thread(tables.cut_page, keyed, query, sort)
         total = len(matching)
-    return found, tables.make_view(
-        JOBS, query, "/queue", {"q": q}, shown=len(found), total=total, next_after=after, sort=sort, sortable=sortable
+    return page, tables.make_view(
+        JOBS, query, "/queue", {"q": q}, shown=len(page), total=total, next_after=after, sort=sort, sortable=sortable
     )
 
 
@@ -123,9 +123,9 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", shared=True, table=JOBS)
     async def queue(caller: Caller, table: TableParameters, q: Text = "") -> View:
         """Return the jobs that a search finds; an invalid search returns its problem instead."""
-        problem, shown, view = None, list[Job](), None
+        problem, page, view = None, list[Job](), None
         try:
-            shown, view = await _find_page(finder, queries.queues, q, caller, table)
+            page, view = await _find_page(finder, queries.queues, q, caller, table)
         except UsageError as error:
             if error.field != "q":
                 raise
@@ -135,7 +135,7 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
             "q": q,
             "problem": problem.message if problem else "",
             "hint": problem.hint if problem else "",
-            "jobs": await build_rows(shown, caller, jobs, queries, forecasts.latest_forecast),
+            "jobs": await build_rows(page, caller, jobs, queries, forecasts.latest_forecast),
             "table": view,
             # The filter for the caller's own jobs; empty for operators, since they share the page
             "own": "" if caller.has_role(Role.OPERATOR) else format_term("user", caller.user),
@@ -155,16 +155,16 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
     @dashboard.page("/my-jobs", "my_jobs.html", operation="show_limits", title="My jobs", key="y")
     async def mine(caller: Caller) -> View:
         """Return the caller's unfinished jobs as in the queue, the last ended ones, and the limits in use."""
-        own = format_term("user", caller.user)
-        unfinished = await finder.find_unfinished(parse_search(own), caller)
+        own_filter = format_term("user", caller.user)
+        unfinished = await finder.find_unfinished(parse_search(own_filter), caller)
         unfinished.sort(key=lambda job: queue_place(job, queries.queues))
-        ended = await finder.find_jobs(parse_search(f"{own} state:over"), caller, limit=MAX_ENDED)
+        ended = await finder.find_jobs(parse_search(f"{own_filter} state:over"), caller, limit=MAX_ENDED)
         states = Counter(job.state for job in unfinished)
         rows = await build_rows(unfinished[:MAX_UNFINISHED], caller, jobs, queries, services.forecasts.latest_forecast)
         active = [job for job in unfinished if job.state.is_active]
         return {
             "user": caller.user,
-            "filter": own,
+            "filter": own_filter,
             "running": states[JobState.RUNNING],
             "about_to_run": len(active) - states[JobState.RUNNING],
             "waiting": states[JobState.QUEUED],
@@ -183,7 +183,7 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
 def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
     """Add the actions that change many jobs, the page that shows the effect of one before the user confirms it, and the
     page with the jobs that it changed and those that it did not."""
-    queries, bulk, shown = dashboard.engine.queries, jobs.bulk, {"template": "queue_done.html", "title": "Result"}
+    queries, bulk, result_page = dashboard.engine.queries, jobs.bulk, {"template": "queue_done.html", "title": "Result"}
     used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
     prefix = secrets.token_urlsafe(6)  # of all keys since the daemon started
 
@@ -250,19 +250,19 @@ def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             raise
         return {"title": WORDS[action][0], "jobs": jobs, "q": q}, 200
 
-    @dashboard.action("/queue/cancel", operation="cancel_jobs", **shown)
+    @dashboard.action("/queue/cancel", operation="cancel_jobs", **result_page)
     async def cancel(caller: Caller, form: SentForm) -> FormAnswer:
         return await act_once(form, "cancel", partial(bulk.cancel_jobs, caller=caller, reason=form.reason))
 
-    @dashboard.action("/queue/hold", operation="hold_jobs", **shown)
+    @dashboard.action("/queue/hold", operation="hold_jobs", **result_page)
     async def hold(caller: Caller, form: SentForm) -> FormAnswer:
         return await act_once(form, "hold", partial(bulk.hold_jobs, caller=caller, reason=form.reason))
 
-    @dashboard.action("/queue/release", operation="release_jobs", **shown)
+    @dashboard.action("/queue/release", operation="release_jobs", **result_page)
     async def release(caller: Caller, form: SentForm) -> FormAnswer:
         return await act_once(form, "release", partial(bulk.release_jobs, caller=caller))
 
-    @dashboard.action("/queue/priority", operation="set_priority", **shown)
+    @dashboard.action("/queue/priority", operation="set_priority", **result_page)
     async def priority(caller: Caller, form: SentForm) -> FormAnswer:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
         value = parse_body(PriorityOrder, {"jobs": [1], "priority": form.get("priority")}).priority

@@ -29,7 +29,7 @@ HOURS_LIFETIME_S = 60.0
 """Age after which node-hours are counted again."""
 MAX_TOKENS = 500
 MAX_USERS = 1_000_000
-"""Maximum number of users whose node-hours are counted."""
+"""Maximum number of users in the count of node-hours."""
 
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and revoked tokens")]
 
