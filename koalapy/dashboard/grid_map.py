@@ -2,14 +2,16 @@
 
 Up to ``MAX_RING`` clusters are on an ellipse, with all links between them. Of more clusters, those that co-allocated
 jobs span are on the ellipse, with the links between them, and all others are in rows below, so that no line crosses
-another cluster. Names are left out where they would overlap. Each shape links to the page with its details and has
-its numbers as its label.
+another cluster; those without a current report are small, and last. Names are left out where they would overlap.
+Each shape links to the page with its details and has its numbers as its label.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil, cos, hypot, log, pi, sin, sqrt
+from operator import attrgetter
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
@@ -31,8 +33,7 @@ WIDTH = 640
 """A map about as wide as high is readable on a phone."""
 RING_HEIGHT, FLAT_RING_HEIGHT = 520, 360
 """Heights of the ellipse, and of one with at most ``FLAT_RING`` clusters."""
-FLAT_RING = 4
-MIN_COLUMNS = 6
+FLAT_RING, MIN_COLUMNS, STALE_COLUMNS = 4, 6, 24
 LARGEST_RADIUS, SMALLEST_RADIUS = 36.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
 JOB_COLOURS = 6
@@ -103,13 +104,11 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
     jobs, is_small = drawn_jobs(content.jobs), len(content.clusters) <= MAX_RING
     spanned = {name for job in jobs for name in job.nodes}
     ring = [cluster for cluster in content.clusters if is_small or cluster.name in spanned]
-    rows = [] if is_small else [cluster for cluster in content.clusters if cluster.name not in spanned]
+    rows = sorted([one for one in content.clusters if one not in ring], key=attrgetter("is_stale"))
     places, height = _place(ring, rows)
     shared: Counter[ClusterName] = Counter(name for job in content.jobs for name in job.nodes)
     domain = _common_domain([cluster.name for cluster in content.clusters])
-    links = [link for link in content.links if link.state != "unmeasured"]
-    if not is_small:
-        links = [link for link in links if spanned.issuperset(link.pair)]
+    links = [link for link in content.links if link.state != "unmeasured" and (is_small or spanned >= {*link.pair})]
     links.sort(key=lambda link: (-(link.bandwidth or 0.0), link.pair))
     parts = [
         f'<svg class="map" viewBox="0 0 {WIDTH} {round(height)}" width="{WIDTH}" height="{round(height)}" role="group" '
@@ -119,11 +118,11 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
         *_draw_latencies(links, places, format_latency),
     ]
     for cluster in ring:
-        name = shorten(cluster.name.removesuffix(domain), 22)
+        name = shorten(cluster.name.removesuffix(domain), 18)
         parts.append(_draw_cluster(cluster, places[cluster.name], shared[cluster.name], name))
     parts.append('<g class="rows">')
     for cluster in rows:
-        name = shorten(cluster.name.removesuffix(domain), 12) if len(rows) <= MAX_NAMED else ""
+        name = shorten(cluster.name.removesuffix(domain), 12) if len(rows) <= MAX_NAMED and not cluster.is_stale else ""
         parts.append(_draw_cluster(cluster, places[cluster.name], shared[cluster.name], name))
     parts.append("</g></svg>")
     return Markup("".join(parts))
@@ -148,20 +147,23 @@ def _place(ring: Sequence[MapCluster], rows: Sequence[MapCluster]) -> tuple[dict
     places, number, height = {}, len(ring), 0.0
     if number:
         height = float(FLAT_RING_HEIGHT if number <= FLAT_RING else RING_HEIGHT)
-        horizontal, vertical = (0.0, 0.0) if number == 1 else (WIDTH / 2 - 110, height / 2 - 70)
+        horizontal, vertical = (0.0, 0.0) if number == 1 else (WIDTH / 2 - 80, height / 2 - 70)
+        # Beside each other at the left and right there is room for a disc with its name below.
+        limit = min(LARGEST_RADIUS, (height if number == 1 else vertical * sin(2 * pi / max(4, number)) - 24) / 2)
         for index, cluster in enumerate(ring):
             # The first cluster is at the left, so that two or three clusters share the width.
             angle = pi + 2 * pi * index / number
             x, y = WIDTH / 2 + horizontal * cos(angle), height / 2 - 8 + vertical * sin(angle)
-            places[cluster.name] = Place(x, y, radius(cluster, LARGEST_RADIUS))
-    if rows:
-        columns = max(MIN_COLUMNS, ceil(sqrt(len(rows) * 0.9)))
+            places[cluster.name] = Place(x, y, radius(cluster, limit))
+    for is_stale, band in groupby(rows, attrgetter("is_stale")):
+        clusters = list(band)
+        columns = max(STALE_COLUMNS if is_stale else MIN_COLUMNS, ceil(sqrt(len(clusters) * 0.9)))
         cell = WIDTH / columns
-        row_height = cell * 0.8 + (16 if len(rows) <= MAX_NAMED else 2)
-        for index, cluster in enumerate(rows):
+        row_height = cell * 0.8 + (16 if len(rows) <= MAX_NAMED and not is_stale else 2)
+        for index, cluster in enumerate(clusters):
             x, y = (index % columns + 0.5) * cell, height + (index // columns) * row_height + cell * 0.4
             places[cluster.name] = Place(x, y, radius(cluster, cell * 0.34))
-        height += ceil(len(rows) / columns) * row_height
+        height += ceil(len(clusters) / columns) * row_height
     return places, height
 
 
@@ -189,7 +191,7 @@ def _draw_links(
     format_bandwidth: FormatNumber,
     format_latency: FormatNumber,
 ) -> Iterator[str]:
-    """Yield each link as a line with its latency in the middle."""
+    """Yield each link as a line."""
     bandwidths = [link.bandwidth for link in links if link.bandwidth]
     highest, lowest = max(bandwidths, default=1.0), min(bandwidths, default=1.0)
     span = max(log(highest / lowest), log(MIN_BANDWIDTH_RATIO))
@@ -253,16 +255,15 @@ def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str
     ]
     total, offset, thick = cluster.nodes.total, 0.0, radius * 0.36
     for kind, count in cluster.nodes.by_state.items():
-        if not count or kind == "idle":
-            continue
-        share = 100 * count / total
-        parts.append(
-            f'<circle class="arc {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius - thick / 2:.1f}"'
-            f' stroke-width="{thick:.1f}" pathLength="100" stroke-dasharray="{share:.2f} 100"'
-            f' stroke-dashoffset="{-offset:.2f}" transform="rotate(-90 {x:.1f} {y:.1f})"/>'
-        )
-        offset += share
-    if radius >= 18 and total:
+        if count and kind != "idle":
+            share = 100 * count / total
+            parts.append(
+                f'<circle class="arc {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius - thick / 2:.1f}"'
+                f' stroke-width="{thick:.1f}" pathLength="100" stroke-dasharray="{share:.2f} 100"'
+                f' stroke-dashoffset="{-offset:.2f}" transform="rotate(-90 {x:.1f} {y:.1f})"/>'
+            )
+            offset += share
+    if radius >= 20 and total:
         text = "?" if cluster.nodes.unknown else f"{100 * (cluster.nodes.ours + cluster.nodes.local) / total:.0f}%"
         parts.append(f'<text class="share" x="{x:.1f}" y="{y + 3.5:.1f}">{text}</text>')
     if name:

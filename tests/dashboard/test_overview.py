@@ -74,7 +74,7 @@ def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
         "ended": len(jobs),
         "failed": ends["failed"],
         "share": 100 * ends["failed"] / len(jobs),
-        "usual": 0.0,
+        "usual": None,
     }
     early = scene.http.get("/now.json?since=6h&until=3h").json()["outcomes"]
     late = scene.http.get("/now.json?since=3h").json()["outcomes"]

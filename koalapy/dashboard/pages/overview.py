@@ -112,7 +112,7 @@ def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     for slot, state, count in outcomes:
         ended[slot >= 0] += count
         failed[slot >= 0] += count * (state == JobState.FAILED)
-    before, share = (100 * failed[key] / ended[key] if ended[key] else 0.0 for key in (False, True))
+    before, share = (100 * failed[key] / ended[key] if ended[key] else None for key in (False, True))
     return {"ended": ended[True], "failed": failed[True], "share": share, "usual": before}
 
 
