@@ -46,8 +46,10 @@ def _ran_cell(row: JobRow, now: float) -> str:
     return render_age(row.started_at, now) if row.started_at else ""
 
 
-def _format_expected(start: float) -> str:
-    return f"≈ {render_time(start, exact=False)}"
+def _expected_cell(row: JobRow, now: float) -> str:
+    if row.expected is None:
+        return ""
+    return f"≈ {render_time(row.expected, exact=False)}" if row.expected > now else "due now"
 
 
 def _format_clusters(where: str) -> str:
@@ -74,7 +76,7 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("nodes", "Nodes", style="number"),
         Column("position", "Position", style="number"),
         time_column("submitted", "Submitted", "submitted_at", is_optional=True),
-        time_column("expected", "Expected start", "expected", _format_expected, is_sortable=False),
+        time_column("expected", "Expected start", "expected", html=_expected_cell, is_sortable=False),
         Column("waited", "Waited", style="number", html=_waited_cell),
         time_column("started", "Started", "started_at", is_optional=True),
         Column("ran", "Ran", style="number", html=_ran_cell),

@@ -61,16 +61,14 @@ class Column(Generic[R]):
         return attrgetter(self.name) if self.value is None else self.value
 
 
-def time_column(
-    name: str, title: str, attribute: str, to_html: Callable[[float], str] = render_time, **options: Any
-) -> Column[Any]:
+def time_column(name: str, title: str, attribute: str, **options: Any) -> Column[Any]:
     """Return a column with the time in an attribute of the rows, in seconds since the epoch or None."""
     get: Callable[[Any], float | None] = attrgetter(attribute)
 
     def html(row: Any, now: float) -> str:
-        return "" if (at := get(row)) is None else to_html(at)
+        return "" if (at := get(row)) is None else render_time(at)
 
-    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", html=html, **options)
+    return Column(name, title, lambda row: iso_time(get(row)), "nowrap", **({"html": html} | options))
 
 
 @dataclass(frozen=True, slots=True)

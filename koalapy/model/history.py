@@ -108,6 +108,11 @@ class Figures:
     coallocated_node_seconds: float = 0.0
     """Node-seconds of attempts on several clusters at once."""
 
+    @property
+    def success(self) -> float | None:
+        """Share of succeeded jobs among those that succeeded or failed: without cancelled ones; None without any."""
+        return self.succeeded / (self.succeeded + self.failed) if self.succeeded + self.failed else None
+
     def add(self, figures: "Figures") -> None:
         """Add other figures to these."""
         for name in NAMES:
@@ -366,11 +371,6 @@ def _days_between(start: float, end: float) -> Iterator[tuple[int, float]]:
         until = min(end, (day + 1) * DAY)
         yield day, until - start
         start = until
-
-
-def pair_with_jobs(attempts: Iterable[tuple[JobId, Attempt]], jobs: Mapping[JobId, Job]) -> list[tuple[Job, Attempt]]:
-    """Return attempts with their jobs; leave out the attempts of unknown jobs."""
-    return [(jobs[job], attempt) for job, attempt in attempts if job in jobs]
 
 
 @dataclass(frozen=True, slots=True)

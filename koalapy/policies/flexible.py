@@ -87,11 +87,11 @@ def placement_of(filled: Filled, reason: str) -> Placement:
 
 
 def describe_fill(filled: Filled, first: str) -> str:
-    """Return a text such as ``north had the most idle nodes (16 of 16 used), then south (8 of 16 used)``.
+    """Return a text such as ``north had the most idle nodes (16 of 16 taken), then south (8 of 16 taken)``.
 
     ``first`` is the property for which the first cluster was chosen.
     """
-    first_share, *later_shares = [f"{size} of {cluster.idle} used" for cluster, size in filled[:MAX_LISTED]]
+    first_share, *later_shares = [f"{size} of {cluster.idle} taken" for cluster, size in filled[:MAX_LISTED]]
     parts = [f"{filled[0][0].name} had {first} ({first_share})"]
     parts += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], later_shares, strict=False)]
     return format_list(parts, len(filled))

@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
-from koalapy.model.wording import MAX_LISTED, format_list, format_nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.policy import does_not_serve, nothing_usable, reason_for, unusable_clusters
 
 Heap = list[tuple[int, ClusterName]]
@@ -120,5 +120,5 @@ def _explain_choice(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int
     """Return the reason for users: which clusters had the most idle nodes when a component was placed."""
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
-    choices = [f"{name} ({size} of {idle} used)" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
-    return f"the largest first, each where most nodes were idle: {format_list(choices, len(sites))}"
+    choices = [f"{name} ({size} of {idle} taken)" for size, (name, idle) in zip(sizes, sites, strict=True)]
+    return f"the largest first, each where most nodes were idle: {format_list(choices)}"

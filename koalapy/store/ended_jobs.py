@@ -26,7 +26,6 @@ from koalapy.model.history import (
     count_ended_jobs,
     day_of,
     node_seconds_of,
-    pair_with_jobs,
 )
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Priority
@@ -275,15 +274,15 @@ KEYS = ("kind", "day", "name")
 
 def add_batch(connection: Connection, batch: Batch) -> None:
     """Add the jobs and attempts that end in a transaction to the daily figures, as part of the transaction."""
-    ended_jobs = [job for job in batch.jobs.values() if job.state.is_final and job.tasks is None]
-    if ended_jobs or batch.attempts:
-        days = count_ended_jobs(ended_jobs, pair_with_jobs(batch.attempts, batch.jobs))
+    ended = [job for job in batch.jobs.values() if job.state.is_final and job.tasks is None]
+    if ended or batch.attempts:
+        days = count_ended_jobs(ended, [(batch.jobs[job], one) for job, one in batch.attempts if job in batch.jobs])
         rows = [
             _key_columns(key) | {name: getattr(figures, name) for name in NAMES}
             for key, figures in sorted(days.items())
         ]
         upsert(connection, day_table, rows, add=True)
-        write_ended(connection, ended_jobs)
+        write_ended(connection, ended)
     _store_node_counts(connection, batch.clusters, day_of(batch.at))
 
 

@@ -109,12 +109,13 @@ async def test_history_of_two_names_reads_no_others(place: Place) -> None:
         others = [{"kind": Kind.USER, "day": THURSDAY, "name": f"user{n}", **figures} for n in range(MAX_LINES)]
         connection.execute(insert(days), others)
     span = place.history.make_span(None, None)
-    table, total = await place.history.read_table_and_total(Kind.USER, Step.DAY, span, ["bob", "ada"])
+    table, totals = await place.history.read_table_and_totals(Kind.USER, Step.DAY, span, ["bob", "ada"])
     assert [(line.name, line.jobs) for line in table.lines] == [("ada", 2), ("bob", 1)]
-    assert total is not None
+    assert [(line.name, line.jobs) for line in totals] == [("bob", 1), ("ada", 2)]
+    (total,) = (await place.history.read_table_and_totals(Kind.GRID, Step.DAY, span, [None]))[1]
     assert total.jobs == 3
     with pytest.raises(UsageError, match=f"more than {MAX_LINES} lines"):
-        await place.history.read_table_and_total(Kind.USER, Step.DAY, span, [None])
+        await place.history.read_table_and_totals(Kind.USER, Step.DAY, span, [None])
 
 
 async def test_node_seconds_of_some_users_in_a_past_time(place: Place) -> None:

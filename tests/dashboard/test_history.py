@@ -101,7 +101,8 @@ def test_history_json_equals_api(grid_with_ended_jobs: EmbeddedGrid) -> None:
     assert [line["queue_time"] for line in api["lines"]] == [
         line["queue_time"] for line in reversed(history["table"]["lines"])
     ]
-    assert history["total"]["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
+    (total,) = history["totals"]
+    assert total["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
 
 
 def test_history_page_of_user_hides_others(grid_with_ended_jobs: EmbeddedGrid) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy import func, select
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.observability.figures import MAX_SLOTS, Samples
 from koalapy.dashboard.charts import NodeCounts, render_chart, use_chart
+from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.pages.overview import starts_after_gaps
 from koalapy.dashboard.pages.timeline import hide_details, join_sites
 from koalapy.dashboard.rows import ClusterRow, fold_clusters, job_row
@@ -73,9 +75,12 @@ def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
     assert view["outcomes"] == {
         "ended": len(jobs),
         "failed": ends["failed"],
-        "share": 100 * ends["failed"] / len(jobs),
+        "share": pytest.approx(100 * ends["failed"] / (ends["failed"] + ends["succeeded"])),
         "usual": None,
     }
+    assert ends["cancelled"]
+    (total,) = scene.http.get("/history.json?since=yesterday").json()["totals"]
+    assert 100 * (1 - total["success"]) == pytest.approx(view["outcomes"]["share"], abs=1e-3), "History counts the same"
     early = scene.http.get("/now.json?since=6h&until=3h").json()["outcomes"]
     late = scene.http.get("/now.json?since=3h").json()["outcomes"]
     assert late["usual"] == pytest.approx(early["share"], abs=5)
@@ -99,6 +104,13 @@ def test_expected_start_is_planned_else_forecast(
     row = job_row(JobRecord(job, ""), Identity("ada", Role.USER, ""), 1, forecast)
     assert row.expected == expected
     assert job_row(JobRecord(job, ""), Identity("eve", Role.USER, ""), 1, forecast).expected is None
+
+
+def test_expected_start_in_the_past_is_due_now() -> None:
+    row = job_row(JobRecord(Job(1, JobSpec(FlexibleRequest(1), owner="ada"), 1.0), ""), Identity("ada", Role.USER, ""))
+    cells = [render_jobs([replace(row, expected=at)], 90.0) for at in (89.0, 91.0)]
+    assert ["due now" in cell for cell in cells] == [True, False]
+    assert "≈ <time" in cells[1]
 
 
 @pytest.mark.processes
@@ -187,8 +199,9 @@ def test_charts_mark_starts_of_daemon(scene: ServedDaemon) -> None:
     after_gap = marks["nodes are counted again: the daemon or its database was away"]
     assert after_gap == pytest.approx(now - 200 * 60, abs=1200)
     assert now - 3600 < marks["the daemon started"] <= now
-    slots = UseSums(60, range(0, 360, 60), {"": {start: UseSum(start, "", 1) for start in (60, 120, 240, 300)}})
-    assert starts_after_gaps(slots) == [240], "the first samples end no gap"
+    for length, sampled, expected in ((60, (60, 120, 240, 420, 480), [420]), (600, (600, 1800, 2400), [1800])):
+        slots = UseSums(length, range(0, 3000, length), {"": {start: UseSum(start, "", 1) for start in sampled}})
+        assert starts_after_gaps(slots) == expected, "the first samples end no gap, neither does a single late one"
     assert starts_after_gaps(UseSums(60, (0, 60), {})) == []
 
 
@@ -388,8 +401,29 @@ def test_pages_with_time_have_the_same_ranges(scene: ServedDaemon) -> None:
         assert scene.http.get(f"{path}?since=yesteryear").status_code == 422
 
 
-def test_history_of_two_names_has_csv_of_each(scene: ServedDaemon) -> None:
+def test_forecast_counts_no_nodes_of_clusters_that_take_no_jobs(scene: ServedDaemon) -> None:
+    busiest = Counter[str]()
+    for each in scene.http.get("/forecast.json").json()["coming"]:
+        busiest.update(each["end"]["nodes"])
+    (drained, _), *_ = busiest.most_common(1)
+    assert scene.http.post(f"/api/v1/clusters/{drained}/drain", json={"reason": "disks"}).status_code == 200
+    view = scene.http.get("/forecast.json").json()
+    assert scene.http.post(f"/api/v1/clusters/{drained}/resume").status_code == 200
+    idle = sum(row["nodes"]["idle"] for row in scene.http.get("/clusters.json").json()["clusters"] if row["connected"])
+    assert view["coming"]
+    assert view["coming"][0]["idle"] - view["coming"][0]["nodes"] <= idle
+    for each in view["coming"]:
+        assert each["nodes"] == sum(nodes for name, nodes in each["end"]["nodes"].items() if name != drained) > 0
+    for before, after in pairwise(view["coming"]):
+        assert after["idle"] == before["idle"] + after["nodes"]
+
+
+def test_history_of_two_names_has_figures_and_csv_of_each(scene: ServedDaemon) -> None:
     page = scene.http.get("/history?name=delft-1&name=leiden-1", headers={"Accept": "text/html"}).text
+    assert re.findall('<ul class="numbers" aria-label="([^"]*)"', page) == ["delft-1", "leiden-1"]
+    view = scene.http.get("/history.json?name=delft-1&name=leiden-1&step=all").json()
+    assert [line["name"] for line in view["totals"]] == ["delft-1", "leiden-1"]
+    assert sorted(view["totals"], key=str) == sorted(view["table"]["lines"], key=str)
     links = [unescape(link) for link in re.findall('href="([^"]*format=csv[^"]*)"', page)]
     assert [re.findall("name=([^&]*)", link) for link in links] == [["delft-1"], ["leiden-1"]]
     assert [scene.http.get(link).status_code for link in links] == [200, 200]

@@ -52,7 +52,7 @@ def test_cluster_minimization_combines_two_clusters_of_figure_2() -> None:
     answer = policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))
     assert sites(answer) == [(16, "c1"), (8, "c2")]
     assert isinstance(answer, Placement)
-    assert answer.reason == "c1 had the most idle nodes (16 of 16 used), then c2 (8 of 16 used)"
+    assert answer.reason == "c1 had the most idle nodes (16 of 16 taken), then c2 (8 of 16 taken)"
 
 
 @pytest.mark.parametrize(("minimum", "sizes"), [(3, (6, 3, 3)), (4, (4, 4, 4))])
@@ -66,11 +66,8 @@ def test_last_component_is_raised_to_its_minimum_by_nodes_of_the_latest_clusters
 def test_cluster_minimization_shortens_a_long_reason() -> None:
     answer = policy.place(FlexibleRequest(6), grid(a=1, b=1, c=1, d=1, e=1, f=1))
     assert isinstance(answer, Placement)
-    assert (
-        answer.reason
-        == "a had the most idle nodes (1 of 1 used), then b (1 of 1 used), then c (1 of 1 used), then d (1 of 1 used) "
-        "and 2 more"
-    )
+    listed = ", then ".join(f"{name} (1 of 1 taken)" for name in "bcd")
+    assert answer.reason == f"a had the most idle nodes (1 of 1 taken), then {listed} and 2 more"
 
 
 def test_cluster_minimization_refusal_names_the_unmet_bound() -> None:

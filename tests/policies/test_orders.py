@@ -76,7 +76,7 @@ def test_faster_first_examples_have_expected_placement() -> None:
     alone = FasterFirst().place(FlexibleRequest(4), SPEEDS)
     assert sites(alone) == [(4, "south")]
     assert isinstance(alone, Placement)
-    assert alone.reason == "south had the highest speed that serves, 3 (4 of 4 used)"
+    assert alone.reason == "south had the highest speed that serves, 3 (4 of 4 taken)"
     together = FasterFirst().place(FlexibleRequest(24), SPEEDS)
     assert sites(together) == [(2, "east"), (4, "south"), (8, "north"), (10, "west")]
     assert sites(FasterFirst().place(FlexibleRequest(20, max_components=2), SPEEDS)) == [(4, "south"), (16, "west")]

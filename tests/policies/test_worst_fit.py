@@ -47,7 +47,7 @@ def test_worst_fit_spreads_components_of_figure_2() -> None:
     assert isinstance(answer, Placement)
     assert (
         answer.reason == "the largest first, each where most nodes were idle: "
-        "c1 (8 of 16 used), c2 (8 of 16 used), c3 (8 of 16 used)"
+        "c1 (8 of 16 taken), c2 (8 of 16 taken), c3 (8 of 16 taken)"
     )
 
 

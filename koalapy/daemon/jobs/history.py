@@ -67,7 +67,7 @@ class UsageLine:
     failed: int
     cancelled: int
     success: float | None
-    """Share of succeeded among succeeded and failed jobs."""
+    """See ``Figures.success``."""
     restarts: int
     ran: int
     queue_time: float | None
@@ -213,14 +213,15 @@ class History:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``max_lines`` lines."""
         return (await self._read_tables(span, (kind, step, name), max_lines=max_lines))[0]
 
-    async def read_table_and_total(
+    async def read_table_and_totals(
         self, kind: Kind, step: Step, span: Span, names: Sequence[str | None]
-    ) -> tuple[UsageTable, UsageLine | None]:
-        """Return the same of several names, and the figures of the whole grid over the span; None without jobs."""
-        selections = [(kind, step, name) for name in names]
-        *tables, total = await self._read_tables(span, *selections, (Kind.GRID, Step.ALL, None))
+    ) -> tuple[UsageTable, list[UsageLine]]:
+        """Return the same of several names, and the figures of each over the span, without a name of the whole grid."""
+        sums = [(kind if name else Kind.GRID, Step.ALL, name) for name in names]
+        tables = await self._read_tables(span, *((kind, step, name) for name in names), *sums)
+        tables, totals = tables[: len(names)], tables[len(names) :]
         lines = sorted((line for table in tables for line in table.lines), key=lambda line: (line.start, line.name))
-        return replace(tables[0], lines=lines), total.lines[0] if total.lines else None
+        return replace(tables[0], lines=lines), [line for total in totals for line in total.lines]
 
     async def _read_tables(
         self, span: Span, *selections: tuple[Kind, Step, str | None], max_lines: int = MAX_LINES
@@ -332,7 +333,6 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
     end = min(key.day + day_filter.days - 1, day_filter.last)
     start = max(key.day, day_filter.first)
     available = capacity.node_seconds(key.name if key.kind is Kind.CLUSTER else "", start, end)
-    completed = figures.succeeded + figures.failed
 
     def mean_of(name: str) -> float | None:
         return round(getattr(figures, name) / figures.ran, 6) if figures.ran else None
@@ -344,7 +344,7 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
         start=_to_date(start),
         end=_to_date(end),
         name=key.name,
-        success=round(figures.succeeded / completed, 6) if completed else None,
+        success=None if figures.success is None else round(figures.success, 6),
         # Clusters may have shrunk within the day, or nodes been shared.
         utilisation=round(min(1.0, figures.node_seconds / available), 6) if available else None,
         **values,

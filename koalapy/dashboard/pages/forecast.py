@@ -95,8 +95,9 @@ def group_policies(capacities: Sequence[PolicyCapacity]) -> list[View]:
 
 async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> View:
     """Compute the capacity for jobs with the owner and the priority of ``spec``."""
-    all_ends = await ends.load(queries, now)
-    next_known_ends = next_ends(end for _, end in all_ends if end is not None)
+    all_ends, offered = await ends.load(queries, now), queries.offer(spec).view
+    usable = {cluster.name for cluster in offered.by_idle}
+    next_known_ends = next_ends(end for _, end in all_ends if end is not None and not usable.isdisjoint(end.nodes))
     capacities: list[PolicyCapacity] = []
     slice_start = time.thread_time()
     for capacity in estimate_capacities(queries, spec, next_known_ends):
@@ -107,9 +108,9 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
             slice_start = time.thread_time()
     overdue = [end for job, known in all_ends if known is None and (end := overdue_end(job, now)) is not None]
     dry_run = DryRun(queries)
-    idle, coming = queries.offer(spec).view.usable_idle, []
+    idle, coming = offered.usable_idle, []
     for end in next_known_ends[:MAX_ENDS_SHOWN]:
-        freed = sum(end.nodes.values())
+        freed = sum(nodes for cluster, nodes in end.nodes.items() if cluster in usable)
         idle += freed  # unless other jobs take nodes that earlier ends release
         coming.append({"end": end, "nodes": freed, "idle": idle})
     return {

@@ -114,7 +114,7 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
         names = list(dict.fromkeys(one for one in name if one))
         visible = list(dict.fromkeys(visible_to(caller, by, one) for one in names or [""]))
         span = history.make_span(date_of(time_range.start), date_of(time_range.end - 1))
-        table, total = await history.read_table_and_total(by, step, span, visible)
+        table, totals = await history.read_table_and_totals(by, step, span, visible)
         largest = largest_names(table.lines)
         shown = [""] if by is Kind.GRID else (names or largest)[:MAX_CURVES]
         charts, by_day = list[Chart](), charts_by_day(table.lines, shown)
@@ -132,8 +132,8 @@ def add_history(dashboard: Dashboard, services: Services) -> None:
             "range": time_range,
             "names": names,
             "table": replace(table, lines=newest_first),
-            # The whole grid over all days; None without jobs
-            "total": total,
+            # All days of each chosen name, else of the whole grid; empty without jobs
+            "totals": totals,
             "charts": [chart for chart in charts if chart.has_values],
             # Number of names that are not in the charts
             "more": 0 if names else max(0, len(largest) - MAX_CURVES),

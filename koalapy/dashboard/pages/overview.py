@@ -1,9 +1,7 @@
 """The first page: use of the grid over the last hours, what needs attention, and all clusters as tiles."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import inf
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
@@ -36,7 +34,7 @@ from koalapy.dashboard.rows import (
 )
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.errors import StoreUnavailable, UsageError
-from koalapy.model.history import UseSums
+from koalapy.model.history import SAMPLE_INTERVAL_S, Figures, UseSums
 from koalapy.model.identity import Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec
@@ -97,23 +95,20 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
 
 
 def starts_after_gaps(sums: UseSums) -> list[int]:
-    """Return the slots from which on there are samples again, after some without."""
-    sampled = sums.by_cluster.get("", {})
-    gaps = pairwise(start for start in sums.starts if start >= min(sampled, default=inf))
-    return [start for before, start in gaps if before not in sampled and start in sampled]
+    """Return the slots from which on there are samples again, after some without. A single late sample is no gap."""
+    slots = pairwise(sorted(sums.by_cluster.get("", {})))
+    return [start for before, start in slots if start - before > sums.length + SAMPLE_INTERVAL_S]
 
 
 def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
-    """Return the jobs that ended in a range, the percentage that failed, and the usual one: that of the range before.
-
-    The outcomes of the range before have negative numbers of slots.
-    """
-    ended, failed = Counter[bool](), Counter[bool]()
+    """Return the jobs that ended in a range, the percentage of failures among those that were not cancelled, and the
+    usual one: that of the range before, whose outcomes have negative numbers of slots."""
+    before, now = Figures(), Figures()
     for slot, state, count in outcomes:
-        ended[slot >= 0] += count
-        failed[slot >= 0] += count * (state == JobState.FAILED)
-    before, share = (100 * failed[key] / ended[key] if ended[key] else None for key in (False, True))
-    return {"ended": ended[True], "failed": failed[True], "share": share, "usual": before}
+        figures = before if slot < 0 else now
+        setattr(figures, state, getattr(figures, state) + count)
+    share, usual = (None if one.success is None else 100 * (1 - one.success) for one in (now, before))
+    return {"ended": now.succeeded + now.failed + now.cancelled, "failed": now.failed, "share": share, "usual": usual}
 
 
 async def estimate_start(services: Services, nodes: int, owner: str) -> IfSubmitted:
