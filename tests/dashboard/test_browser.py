@@ -295,13 +295,38 @@ def test_form_of_time_keeps_typed_text_and_fits_phone(visitor: Any, sixty: Serve
     assert page.evaluate("(nav) => nav.scrollWidth - nav.clientWidth", page.query_selector("[aria-label=Time]")) == 0
 
 
-def test_charts_without_scripts_take_no_room(browser: Any, sixty: ServedDaemon) -> None:
+def test_pages_without_scripts_show_no_dead_parts(browser: Any, sixty: ServedDaemon) -> None:
     from tests.dashboard.browser import Visitor
 
     visitor = Visitor(browser, sixty.url, sixty.admin_token, java_script_enabled=False)
-    page = visitor.open("/", live=False)
-    assert page.locator(".plot").count() > 0
-    assert not any(plot.is_visible() for plot in page.locator(".plot").all())
+    dead = {"/": ".plot", "/timeline": ".scripted", "/clusters/leiden-1/drain": "progress", "/clusters": "footer kbd"}
+    for path, selector in dead.items():
+        found = visitor.open(path, live=False).locator(selector)
+        assert found.count() > 0, path
+        assert not any(part.is_visible() for part in found.all()), path
+    assert (
+        visitor.open("/clusters/leiden-1/drain", live=False).get_by_role("link", name="Simulate without").is_visible()
+    )
+    visitor.close()
+
+
+def test_print_of_dark_pages_is_light_and_complete(browser: Any, sixty: ServedDaemon) -> None:
+    from tests.dashboard.browser import Visitor
+
+    visitor = Visitor(browser, sixty.url, sixty.admin_token, color_scheme="dark")
+    stroke = "document.querySelector('.plot .u-legend .u-marker').style.borderColor"
+    for path in ("/", "/clusters", "/queue", "/network", "/timeline?since=7d", "/history", "/users", "/forecast"):
+        page = visitor.open(path)
+        dark = page.evaluate(stroke) if path == "/" else ""
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 680, "height": 1000})  # A4 without its margins
+        if dark:
+            page.wait_for_function(f"(dark) => {stroke} !== dark", arg=dark)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", path
+        problems = page.evaluate(FIT_SCREEN)
+        assert problems == [], path
+        page.emulate_media(media="screen")
+        page.set_viewport_size({"width": 1280, "height": 800})
     visitor.close()
 
 

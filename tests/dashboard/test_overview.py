@@ -86,6 +86,14 @@ def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
     assert late["usual"] == pytest.approx(early["share"], abs=5)
 
 
+def test_pages_show_no_share_of_more_than_all(scene: ServedDaemon) -> None:
+    for path in ("/", "/history?since=7d", "/history?by=user&since=7d", "/timeline?since=7d&table=true", "/users"):
+        text = scene.http.get(path, headers={"Accept": "text/html"}).text
+        shares = [float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", text)]
+        assert shares or path == "/users", path
+        assert max(shares, default=0) <= 100, path
+
+
 @pytest.mark.parametrize(
     ("state", "planned_at", "forecast", "expected"),
     [

@@ -140,7 +140,7 @@
   };
   show(true);
   document.body.addEventListener("htmx:after:swap", () => show(false));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(true));
+  for (const media of ["print", "(prefers-color-scheme: dark)"]) matchMedia(media).addEventListener("change", () => show(true));
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => show(true), 200); });
 })();
