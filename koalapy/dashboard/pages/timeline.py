@@ -15,7 +15,7 @@ from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import natural_key, site_of
 from koalapy.dashboard.time_range import Since, Until, parse_range
-from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
+from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.history import USES, PastComponent, UseSum
 from koalapy.model.identity import Identity, Role
@@ -165,7 +165,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             )
             for name in names
         ]
-        used, idle = [lane for lane in lanes if is_used(lane)], [lane.label for lane in lanes if not is_used(lane)]
+        used, idle = [lane for lane in lanes if lane.is_used], [lane.label for lane in lanes if not lane.is_used]
         joined = used
         if len(used) > MAX_LANES and not cluster:
             joined = join_sites(used, since=time_range.since, until=time_range.until)
