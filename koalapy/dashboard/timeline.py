@@ -297,7 +297,8 @@ def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int
         for offset, _, other_size in active:
             if offset - free >= size:
                 break
-            free = max(free, offset + other_size)
+            if offset + other_size > free:
+                free = offset + other_size
         offset = max(0, min(free, nodes - size))
         insort(active, (offset, bar.end, size))
         placed.append((bar, offset))
