@@ -13,6 +13,7 @@ import random
 import resource
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -133,13 +134,22 @@ class _Guard:
     def __init__(self) -> None:
         self.is_active = False
         self.offences: list[str] = []
+        self._earlier: set[int | None] = set()
+        """Threads that an earlier test has left, which sleep for it."""
         sys.addaudithook(self._look)
         self._sleep = time.sleep  # Python before 3.13 raises no audit event for it.
         time.sleep = self._sleep_watched
 
+    def begin(self) -> None:
+        """Begin a test, in this thread."""
+        self._earlier = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        self.offences.clear()
+        self.is_active = True
+
     def _sleep_watched(self, seconds: float) -> None:
-        if self.is_active and seconds > 0:
-            self.offences.append(f"sleeps {seconds:g} s")
+        if self.is_active and seconds > 0 and threading.get_ident() not in self._earlier:
+            caller = sys._getframe(1)
+            self.offences.append(f"sleeps {seconds:g} s in {caller.f_code.co_filename}, line {caller.f_lineno}")
         self._sleep(seconds)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
@@ -172,8 +182,7 @@ def stay_in_ring_1(request: pytest.FixtureRequest) -> Iterator[None]:
     if ring_of(request.node) > 1 or is_promise(request.node):
         yield
         return
-    _guard.offences.clear()
-    _guard.is_active = True
+    _guard.begin()
     yield
     _guard.is_active = False
     if _guard.offences:

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -329,6 +330,7 @@ async def serving(
             planned_drains=cluster.planned_drains,
             withheld=use.withheld,
             unknown=use.unknown,
+            details={"calls": [asdict(calls) for calls in cluster.last_report.calls]},
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)

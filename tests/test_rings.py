@@ -73,8 +73,18 @@ def test_tests_of_ring_1_have_limits_of_time(pytester: pytest.Pytester) -> None:
 @pytest.mark.processes
 def test_ring_1_rejects_processes_sleeps_and_connections(pytester: pytest.Pytester) -> None:
     source = """
-        import contextlib, socket, subprocess, time, pytest
+        import contextlib, socket, subprocess, threading, time, pytest
 
+        begun = threading.Event()
+        def sleep_later():
+            begun.wait()
+            time.sleep(0.002)
+        left = threading.Thread(target=sleep_later, daemon=True)
+
+        def test_that_leaves_a_thread(): left.start()
+        def test_after_it():
+            begun.set()
+            left.join()
         def test_process(): subprocess.run(["true"])
         def test_sleep(): time.sleep(0.001)
         def test_network():
@@ -87,8 +97,9 @@ def test_ring_1_rejects_processes_sleeps_and_connections(pytester: pytest.Pytest
         def test_marked(): subprocess.run(["true"])
     """
     result = run_pytest(pytester, source)
-    result.assert_outcomes(passed=5, errors=3)
-    result.stdout.fnmatch_lines(["*- starts*true*", "*- sleeps 0.001 s", "*- connects to 198.18.0.1"])
+    result.assert_outcomes(passed=7, errors=3)
+    result.stdout.fnmatch_lines(["*- starts*true*", "*- sleeps 0.001 s in *, line *", "*- connects to 198.18.0.1"])
+    result.stdout.no_fnmatch_line("*0.002 s*")
 
 
 @pytest.mark.processes

@@ -142,6 +142,10 @@ class JobRecord:
     task_of: int | None = None
     """The array that it is a task of."""
     index: int | None = None
+    placed_line: int | None = None
+    """The first line of the timeline that places it. Lines are numbered in the order in which they were stored."""
+    ended_line: int | None = None
+    """The line of the timeline that ends it."""
 
     @property
     def is_final(self) -> bool:

@@ -153,7 +153,10 @@ def read_database(url: str) -> Iterator[Fact]:
 
 _JOBS = """
 SELECT id AS job, state, generation AS attempt, exit_code, reason, submitted_at, ended_at, spec, tasks,
-    array_job AS task_of, array_index AS "index" FROM jobs
+    array_job AS task_of, array_index AS "index",
+    (SELECT min(id) FROM timeline WHERE job_id = j.id AND event = 'placed') AS placed_line,
+    (SELECT max(id) FROM timeline WHERE job_id = j.id AND state = j.state AND j.ended_at IS NOT NULL) AS ended_line
+    FROM jobs j
 """
 _OUTPUT_GAPS = "SELECT job_id, generation, component FROM timeline WHERE component >= 0 AND event = 'output-missing'"
 _COMPONENTS = """

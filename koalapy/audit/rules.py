@@ -399,19 +399,27 @@ def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
     record = job.record
     if record is None or not record.after:
         return
-    begins = [(run.begin, run) for run in job.runs if run.begin is not None]
-    if not begins:
-        return
-    begin, first = min(begins, key=lambda entry: entry[0])
-    limit = begin + record.source.tolerance_to(first.source)
     for clause in record.after:
         ends = [(alternative, how, evidence.find_record(alternative)) for alternative, how in clause]
         if any(end is None for _, _, end in ends):
             yield Gap("dependency-first", job.job, "the database has no record of a job that it depends on")
-        elif not any(end and _holds(how, end.state) and (end.ended_at or limit + 1) <= limit for _, how, end in ends):
+            continue
+        held = [end for _, how, end in ends if end is not None and _holds(how, end.state)]
+        too_early = [run for run in job.runs if not any(_ended_before(end, run, record) for end in held)]
+        if first := min(too_early, key=lambda run: run.begin or 0.0, default=None):
             texts = [f"job {other} {end.state}, end {format_moment(end.ended_at)}" for other, _, end in ends if end]
             text = f"it began before {' or '.join(f'{other}:{how}' for other, how, _ in ends)} held"
             yield Finding("dependency-first", job.job, first.attempt, text, (str(first), *texts))
+
+
+def _ended_before(end: JobRecord, run: Run, dependent: JobRecord) -> bool:
+    """Return whether a job had ended when a run of a dependent job began, if that is known.
+
+    For a claim the order of the database decides, which is right also if the daemon's clock was set back.
+    """
+    if run.kind is RunKind.CLAIM and end.ended_line is not None and dependent.placed_line is not None:
+        return end.ended_line < dependent.placed_line
+    return run.begin is None or (end.ended_at or FAR_FUTURE) <= run.begin + end.source.tolerance_to(run.source)
 
 
 def _holds(how: str, state: str) -> bool:

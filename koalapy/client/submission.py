@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
-from koalapy.model.command_line import JOB_FIELDS, brings_files
+from koalapy.model.command_line import JOB_FIELDS, brings_files, parse_request
 from koalapy.model.field import describe_fields
 from koalapy.model.job_spec import JobSpec, PointInTime
 from koalapy.model.times import parse_time
@@ -160,13 +160,10 @@ def _parse_fixed(text: str | Mapping[str, int]) -> list[Json]:
     """Convert text such as ``north:2,south:4`` to components of a request. Raise ``GridError`` if it is invalid."""
     if not isinstance(text, str):
         return [{"cluster": cluster, "size": size} for cluster, size in text.items()]
-    components = []
-    for part in text.split(","):
-        cluster, colon, size_text = part.rpartition(":")
-        size = parse_int(size_text)
-        if not colon or not cluster or size is None:
-            raise GridError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
-        components.append({"cluster": cluster, "size": size})
+    request = parse_request("fixed", text)
+    if request is None:
+        raise GridError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
+    components: list[Json] = request["components"]
     return components
 
 

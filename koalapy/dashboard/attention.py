@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from koalapy.dashboard.rows import AlertRow
-from koalapy.model.alert import Alert, AlertKind, MarkAction
+from koalapy.model.alert import Alert, AlertKind
 
 MANY = {
     AlertKind.AGENT_AWAY: "{} clusters are unreachable: their agents are not connected",
@@ -46,13 +46,10 @@ class AlertGroup:
     def name(self) -> str:
         return self.alerts[0].name if len(self.alerts) == 1 else "all unreachable clusters"
 
-    @property
-    def is_acknowledged(self) -> bool:
-        return _is_acknowledged(self.alert)
-
 
 def group_alerts(rows: Sequence[AlertRow]) -> tuple[list[AlertGroup], list[AlertRow]]:
-    """Return the groups of alerts, those that are not acknowledged first, and the silenced alerts."""
+    """Return the groups of alerts, those that are not acknowledged first, and the silenced alerts. The marks of other
+    alerts are acknowledgements."""
     by_cause: dict[tuple[object, ...], list[AlertRow]] = {}
     silenced = []
     for row in rows:
@@ -60,14 +57,10 @@ def group_alerts(rows: Sequence[AlertRow]) -> tuple[list[AlertGroup], list[Alert
         if alert.is_silenced:
             silenced.append(row)
             continue
-        key = alert.kind, alert.severity, _without_cluster(alert.cause, alert), _is_acknowledged(alert)
+        key = alert.kind, alert.severity, _without_cluster(alert.cause, alert), alert.mark is None
         by_cause.setdefault(key, []).append(row)
     groups = [_make_group(group) for group in by_cause.values()]
-    return sorted(groups, key=lambda group: group.is_acknowledged), silenced
-
-
-def _is_acknowledged(alert: Alert) -> bool:
-    return alert.mark is not None and alert.mark.action is MarkAction.ACKNOWLEDGE
+    return sorted(groups, key=lambda group: group.alert.mark is not None), silenced
 
 
 def _make_group(rows: Sequence[AlertRow]) -> AlertGroup:

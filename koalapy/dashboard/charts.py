@@ -1,9 +1,9 @@
-"""Charts over time: values that a script draws by uPlot, and that the page also has as a table. Bars of single values
-are SVG."""
+"""Charts over time: values that a script draws by uPlot, and that the page also has as a table."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -97,19 +97,15 @@ class NodeCounts:
     def by_state(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}
 
+    @property
+    def used_shares(self) -> list[tuple[str, float, float]]:
+        """Return the states of nodes that are not idle, each with the percent of the nodes before it and in it."""
+        counts = [(state, count) for state, count in self.by_state.items() if count and state != "idle"]
+        shares = [100 * count / self.total for _, count in counts]
+        starts = accumulate(shares, initial=0.0)
+        return [(state, start, share) for (state, _), start, share in zip(counts, starts, shares, strict=False)]
+
     def __str__(self) -> str:
         """Return the states that nodes are in: ``12 running, 3 idle``."""
         names = {"local": "of local users"}
         return ", ".join(f"{count} {names.get(use, use)}" for use, count in self.by_state.items() if count) or "none"
-
-
-def use_bar(nodes: NodeCounts) -> Markup:
-    """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""
-    parts, x, total = [], 0.0, nodes.total
-    for name, count in nodes.by_state.items():
-        if count and name != "idle":
-            width = 100 * count / total
-            parts.append(f'<rect class="{name}" x="{x:.1f}" width="{width:.1f}" height="8"/>')
-            x += width
-    head = '<svg class="use-bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-    return Markup(f'{head}<rect class="track" width="100" height="8"/>{"".join(parts)}</svg>')

@@ -10,18 +10,7 @@ from markupsafe import Markup
 from koalapy.daemon.agents.questions import NodeRow
 from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_time, state_badge
 from koalapy.dashboard.rows import ClusterRow, natural_key, severity
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableQuery,
-    TableView,
-    Value,
-    iso_time,
-    link,
-    render_table,
-    show_rows,
-    time_column,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, Value, iso_time, link, time_column
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_hosts
 
@@ -128,13 +117,3 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
     "state",
     ident=lambda row: f"node-{natural_key(row.name)}-{row.job or 0}-{row.rank or 0}",
 )
-
-
-def show_nodes(rows: Sequence[NodeRow], query: TableQuery, path: str, q: str = "") -> tuple[list[NodeRow], TableView]:
-    """Return a page of nodes, by default those that are down first."""
-    return show_rows(NODES, query, path, {"q": q}, rows)
-
-
-def render_nodes(view: TableView, rows: Sequence[NodeRow], now: float) -> Markup:
-    """Return nodes as a table, for a page on which it is not the main content."""
-    return render_table(NODES, view, rows, now)

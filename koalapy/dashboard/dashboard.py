@@ -25,13 +25,13 @@ from koalapy.api.problems import describe_error, usage_error
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import MIN_INTERVAL
-from koalapy.dashboard.cluster_table import render_nodes
-from koalapy.dashboard.job_table import render_jobs
-from koalapy.dashboard.rendering import HEADERS, render, with_query
+from koalapy.dashboard.cluster_table import NODES
+from koalapy.dashboard.job_table import JOBS
+from koalapy.dashboard.rendering import ENVIRONMENT, HEADERS, render, with_query
 from koalapy.dashboard.rows import Survey
 from koalapy.dashboard.shared_pages import GZIP_HEADER, LEVEL, Event, LivePages, as_event_data
-from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
-from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
+from koalapy.dashboard.tables import TableDefinition, fill_table, render_csv
+from koalapy.model.errors import ForbiddenError, KoalaError, UsageError, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.simulation.twin import Report
 
@@ -44,6 +44,7 @@ GROUPS = {
     "Admin": ("/scheduler",),
 }
 """The groups of the menu, with the paths of their pages."""
+ENVIRONMENT.globals |= {"fill_table": fill_table, "jobs_table": JOBS, "nodes_table": NODES}
 SUFFIX = ".events"
 """End of the address of a page's stream."""
 
@@ -60,16 +61,6 @@ MAX_FIELDS = 2000
 M = TypeVar("M", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """An entry of the navigation, visible to callers with the role."""
-
-    path: str
-    title: str
-    key: str
-    role: Role = Role.USER
-
-
 def parse_body(model: type[M], body: Mapping[str, Any]) -> M:
     """Return the fields of a form as the body of the REST API that they stand for.
 
@@ -78,8 +69,8 @@ def parse_body(model: type[M], body: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise usage_error([{**each, "loc": ("body", *each["loc"])} for each in errors], model) from error
+        errors = [{**details, "loc": ("body", *details["loc"])} for details in error.errors(include_url=False)]
+        raise usage_error(errors, model) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,8 @@ class Dashboard:
     def __init__(self, engine: Engine, survey: Survey) -> None:
         self.engine, self.changes, self.survey = engine, engine.changes, survey
         self.router = APIRouter(include_in_schema=False)
-        self.links: list[Link] = []
+        self._menu: dict[str, tuple[str, str]] = {}
+        """The titles and keys of the pages in the menu, by path."""
         self.live_pages = LivePages(engine.changes)
 
     # Pages
@@ -120,7 +112,6 @@ class Dashboard:
         operation: str,
         title: str,
         key: str = "",
-        role: Role = Role.USER,
         live: bool = True,
         shared: bool = False,
         pause: float = MIN_INTERVAL,
@@ -129,15 +120,13 @@ class Dashboard:
         """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
         The function's parameters are those of the query; it returns the template's ``view``. A page with a ``key`` is
-        in the navigation of callers with the ``role``. A ``live`` page follows changes by the stream at
-        ``path.events``, at least ``pause`` seconds apart. All operators see the same content of a ``shared`` page,
-        whose template uses no ``caller``, as do all callers of a role if the function has no parameter ``caller``. The
-        rows of the ``table`` are also CSV at ``path.csv``: ``table`` in the view describes them, and the table's name
-        holds them.
+        in the menu. A ``live`` page follows changes by the stream at ``path.events``, at least ``pause`` seconds apart.
+        All operators see the same content of a ``shared`` page, whose template uses no ``caller``, as do all callers of
+        a role if the function has no parameter ``caller``. The rows of the ``table`` are also CSV at ``path.csv``:
+        ``table`` in the view describes them, and the table's name holds them.
         """
         if key:
-            assert all(link.key != key for link in self.links), f"two pages have the key {key}"
-            self.links.append(Link(path, title, key, role))
+            self._menu[path] = title, key
 
         def register(load: Load) -> Load:
             """Add the routes of the page in all its forms, and return the function unchanged."""
@@ -157,34 +146,34 @@ class Dashboard:
 
         return register
 
-    def make_context(self, path: str, query: str, caller: Identity | None) -> dict[str, Any]:
-        """Return the template variables that every page has, but the token of its forms."""
+    def make_context(self, request: Request, caller: Identity | None, **values: Any) -> dict[str, Any]:
+        """Return the variables of a template: those that every page has, and ``values``."""
+        path, query = request.url.path.removesuffix(SUFFIX), request.url.query
+        path = "/" if path == "/now" else path
         return {
             "path": path,
             "here": f"{path}?{query}" if query else path,
             "json_path": _twin(path, query, ".json"),
-            "menu": self._make_menu(caller),
+            "menu": {} if caller is None else self._make_menu(),
             "caller": caller,
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
-            "render_table": render_table,
-            "render_jobs": render_jobs,
-            "render_nodes": render_nodes,
-        }
+            "csrf": csrf_token(request),
+            "now": self.engine.clock(),
+            "layout": "base.html",
+            "events": "",
+            "definition": None,
+        } | values
 
-    def _make_menu(self, caller: Identity | None) -> dict[str, list[tuple[Link, int | None]]]:
-        """Return the pages that a caller may see by group, with the number of jobs or clusters of some."""
-        if caller is None:
-            return {}
+    def _make_menu(self) -> dict[str, list[tuple[str, str, str, int | None]]]:
+        """Return the paths, titles and keys of pages by group, with the number of jobs or clusters of some."""
         counts = {"/queue": self.survey.listed, "/clusters": len(self.engine.queries.grid.clusters())}
-        links = {link.path: (link, counts.get(link.path)) for link in self.links if caller.has_role(link.role)}
-        return {name: [links[path] for path in paths if path in links] for name, paths in GROUPS.items()}
+        return {name: [(path, *self._menu[path], counts.get(path)) for path in paths] for name, paths in GROUPS.items()}
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page without updates, such as an error or the login."""
-        common = self.make_context(request.url.path, request.url.query, identity_of(request.scope))
-        common |= {"layout": "plain.html", "now": self.engine.clock(), "events": "", "csrf": csrf_token(request)}
-        return HTMLResponse(render(template, common | context), status, HEADERS)
+        context = self.make_context(request, identity_of(request.scope), layout="plain.html", **context)
+        return HTMLResponse(render(template, context), status, HEADERS)
 
     def render_problem(self, request: Request, status: int, problem: dict[str, Any]) -> Response:
         """Render a problem as a page, or redirect a caller that is not logged in to the login."""
@@ -210,8 +199,7 @@ class Dashboard:
             async def stream(
                 request: Request, caller: Caller, prepare: Callable[[], Awaitable[Simulate]] = bound
             ) -> StreamingResponse:
-                context = self.make_context(request.url.path, request.url.query, caller) | {"csrf": csrf_token(request)}
-                parts = self._follow_simulation(await prepare(), template, context)
+                parts = self._follow_simulation(await prepare(), template, self.make_context(request, caller))
                 return StreamingResponse(parts, 200, EVENTS)
 
             return prepare
@@ -263,9 +251,7 @@ class Dashboard:
                     return _redirect(request, result)
                 view, status = result
                 layout = "part.html" if "hx-request" in request.headers else "base.html"
-                context = self.make_context(request.url.path, request.url.query, caller)
-                context |= {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
-                context |= {"definition": None, "csrf": csrf_token(request), "json_path": ""}
+                context = self.make_context(request, caller, view=view, title=title, layout=layout, json_path="")
                 return HTMLResponse(await to_thread(render, template, context), status, HEADERS)
 
             return act
@@ -289,13 +275,9 @@ class _Page:
 
     async def as_html(self, request: Request, caller: Caller, load: BoundLoad) -> Response:
         """Respond with the page."""
-        address, query = request.url.path, request.url.query
-        context = self.dashboard.make_context(address, query, caller) | {
-            "csrf": csrf_token(request),
-            "layout": "base.html",
-            "events": _twin(address, query, SUFFIX) if self.live else "",
-            "version": self.dashboard.changes.version,
-        }
+        events = _twin(request.url.path, request.url.query, SUFFIX) if self.live else ""
+        version = self.dashboard.changes.version
+        context = self.dashboard.make_context(request, caller, events=events, shown_version=version)
 
         async def load_and_render() -> str:
             return (await self._render(context, await load()))[0]
@@ -317,15 +299,12 @@ class _Page:
 
         The forms in it have no token of the session, so that viewers share it; the script of the page inserts it.
         """
-        address, query = request.url.path.removesuffix(SUFFIX), request.url.query
-        address = "/" if self.path == "/" else address
-        context = self.dashboard.make_context(address, query, caller)
-        context |= {"csrf": "", "layout": "part.html", "events": ""}
+        context = self.dashboard.make_context(request, caller, csrf="", layout="part.html")
         if self.shared or not self.uses_caller:
             del context["caller"]
         is_personal = self.uses_caller and not (self.shared and caller.has_role(Role.OPERATOR))
         viewer = (caller.user, "" if self.shared else session_of(request.scope)) if is_personal else ()
-        key = (address, query, caller.role, caller.groups, viewer)
+        key = (context["here"], caller.role, caller.groups, viewer)
         render_view = partial(self._render, context)
         return await _stream(request, self.dashboard.live_pages.follow(key, load, render_view, self.pause, last))
 
@@ -408,21 +387,14 @@ async def read_form(request: Request) -> Form:
     """Parse the form of a request; raise ``UsageError`` if there is none."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/x-www-form-urlencoded":
-        raise UsageError(
-            f"Content-Type is {content_type!r}, not that of a form",
-            field="Content-Type",
-            value=content_type,
-            hint="send application/x-www-form-urlencoded",
-        )
+        wrong = f"is {content_type!r}, not that of a form"
+        reject("Content-Type", content_type, wrong, "send application/x-www-form-urlencoded")
     try:
         text = (await request.body()).decode()
         fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise UsageError(
-            f"the form is not UTF-8, or has more than {MAX_FIELDS} fields",
-            field="body",
-            hint="reload the page and send it again",
-        ) from error
+        problem = f"the form is not UTF-8, or has more than {MAX_FIELDS} fields"
+        raise UsageError(problem, field="body", hint="reload the page and send it again") from error
     return Form(dict(fields))
 
 
@@ -431,11 +403,8 @@ async def read_checked_form(request: Request) -> Form:
     form = await read_form(request)
     expected = csrf_token(request)
     if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
-        raise ForbiddenError(
-            "this form was sent by a page of another browser session",
-            field="csrf",
-            hint="reload the page and try again",
-        )
+        problem = "this form was sent by a page of another browser session"
+        raise ForbiddenError(problem, field="csrf", hint="reload the page and try again")
     return form
 
 

@@ -1,23 +1,12 @@
 """The table of jobs: its columns, and the order of jobs in the queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableQuery,
-    Value,
-    link,
-    make_view,
-    render_table,
-    time_column,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, Value, link, time_column
 from koalapy.model.application import application_of
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobState
@@ -91,12 +80,6 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
     href=lambda job: f"/jobs/{job.id}",
     selectable=lambda job: "" if job.redacted else str(job.id),
 )
-
-
-def render_jobs(rows: Sequence[JobRow], now: float) -> Markup:
-    """Return jobs as a table with the usual columns, for pages on which it is not the main content."""
-    view = make_view(JOBS, TableQuery(), "/queue", {}, shown=len(rows), total=None, next_after="", sortable=())
-    return render_table(JOBS, view, rows, now)
 
 
 def queue_place(job: Job, queues: PlacementQueues) -> tuple[float, ...]:

@@ -18,22 +18,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from koalapy import __version__
-from koalapy.dashboard.charts import render_chart, use_bar
-from koalapy.dashboard.grid_map import grid_map
+from koalapy.dashboard.charts import render_chart
+from koalapy.dashboard.grid_map import lay_out_map
 from koalapy.dashboard.time_range import RANGES
-from koalapy.dashboard.timeline import MEANINGS, draw_timeline
-from koalapy.model.job_search import format_term
-from koalapy.model.wording import (
-    format_bytes,
-    format_cpu_use,
-    format_days,
-    format_duration,
-    format_hosts,
-    format_memory_use,
-    format_nodes,
-    format_three_digits,
-    format_time,
-)
+from koalapy.dashboard.timeline import MEANINGS
+from koalapy.model import wording
+from koalapy.model.job_search import KINDS, format_term
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 MANIFEST = "vendor/manifest.json"
@@ -84,16 +74,13 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (grid_map, draw_timeline, use_bar)
-"""Functions that templates call by their names."""
-
 
 def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
     """Return a time to the second or the minute as a ``time`` element, ``–`` for None. Its text is in UTC until a
     script converts it to the viewer's zone."""
     if timestamp is None:
         return Markup("–")
-    iso_time, text = format_iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)
+    iso_time, text = format_iso_time(timestamp), wording.format_time(timestamp, time.time(), exact=exact)
     style = "" if exact else ' class="minute"'
     return Markup(f'<time{style} datetime="{iso_time}" title="{iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>')
 
@@ -112,7 +99,7 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     """Return the time since ``timestamp`` as an element that a script keeps up to date."""
     if timestamp is None:
         return Markup("never")
-    iso_time, text = format_iso_time(timestamp), format_duration(max(0.0, now - timestamp))
+    iso_time, text = format_iso_time(timestamp), wording.format_duration(max(0.0, now - timestamp))
     return Markup(
         f'<time class="age" datetime="{iso_time}" title="since {iso_time[:10]} {iso_time[11:19]} UTC">{text}</time>'
     )
@@ -152,7 +139,7 @@ def format_quantity(number: float) -> str:
 
 def format_size(size: float | None) -> str:
     """Format a number of bytes with a unit, ``–`` for None."""
-    return "–" if size is None else format_bytes(size)
+    return "–" if size is None else wording.format_bytes(size)
 
 
 def format_seconds(span: float | None) -> str:
@@ -161,7 +148,7 @@ def format_seconds(span: float | None) -> str:
         return "–"
     if span < 1:
         return f"{span * 1000:.2g} ms" if span < 0.01 else f"{span * 1000:.0f} ms"
-    return f"{span:.1f} s" if span < 60 else format_duration(span)
+    return f"{span:.1f} s" if span < 60 else wording.format_duration(span)
 
 
 def format_rate(bandwidth: float | None) -> str:
@@ -169,7 +156,7 @@ def format_rate(bandwidth: float | None) -> str:
     if bandwidth is None:
         return "–"
     number = bandwidth * 1e-6
-    return f"{number:,.0f} MB/s" if number >= 1000 else f"{format_three_digits(number)} MB/s"
+    return f"{number:,.0f} MB/s" if number >= 1000 else f"{wording.format_three_digits(number)} MB/s"
 
 
 def _make_environment() -> Environment:
@@ -189,12 +176,14 @@ def _make_environment() -> Environment:
         "quantity": format_quantity,
         "iso": format_iso_time,
         "iso_time": render_iso_time,
-        "days": format_days,
-        "duration": format_duration,
+        "days": wording.format_days,
+        "duration": wording.format_duration,
         "identifier": identifier,
+        "shorten": wording.shorten,
         "time": render_time,
-        "hosts": format_hosts,
-        "nodes": format_nodes,
+        "time_text": wording.format_time,
+        "hosts": wording.format_hosts,
+        "nodes": wording.format_nodes,
         "rate": format_rate,
         "seconds": format_seconds,
         "quoted": lambda text: quote(str(text), safe=""),
@@ -202,22 +191,26 @@ def _make_environment() -> Environment:
         "state": state_badge,
     }
     environment.globals |= {
+        "cpu_use": wording.format_cpu_use,
         "file": file_url,
-        "version": __version__,
-        "with_query": with_query,
         "format_term": format_term,
+        "lane_meanings": MEANINGS,
+        "lay_out_map": lay_out_map,
+        "memory_use": wording.format_memory_use,
+        "percent": format_percent,
+        "search_kinds": KINDS,
+        "tenth": "{:.1f}".format,
+        "time_ranges": tuple(RANGES),
+        "version": __version__,
+        "whole": "{:,.0f}".format,
+        "with_query": with_query,
     }
-    environment.globals |= {"lane_meanings": MEANINGS, "time_ranges": tuple(RANGES)}
-    environment.globals |= {picture.__name__: picture for picture in PICTURES}
-    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": format_percent}
-    environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
-    environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment
 
 
-_ENVIRONMENT = _make_environment()
+ENVIRONMENT = _make_environment()
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Render a template of ``templates/`` with its variables."""
-    return _ENVIRONMENT.get_template(template).render(context)
+    return ENVIRONMENT.get_template(template).render(context)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.dashboard.charts import NodeCounts
-from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState
@@ -256,19 +255,12 @@ class ClusterRow:
     """Whether that time is in the past, or unknown."""
     connected: bool
     """Whether its agent is connected."""
-    heard_at: float | None
-    """Time of the last message of its agent, if the agent is not connected."""
-    absence_reason: str
-    """The reason why its agent is not connected."""
     problem: str
     """The reason why its resource manager starts no jobs, as reported by its agent."""
     answers: LrmCalls | None
     """Calls that read the state of the resource manager; None if its agent does not report them."""
     waiting: int
     """Waiting jobs that could run on the cluster."""
-    drained: bool
-    given_up: bool
-    """Whether the cluster is not used after repeated errors, until they are cleared."""
 
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
@@ -296,13 +288,9 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         known_at=known_at,
         stale=known_at is None or known_at < now,
         connected=cluster.has_agent,
-        heard_at=None if cluster.has_agent else cluster.contact.last_heard,
-        absence_reason=cluster.absence,
         problem=shorten(cluster.last_report.problem, MAX_REASON_LENGTH),
         answers=next((c for c in cluster.last_report.calls if c.operation == LrmOperation.SNAPSHOT), None),
         waiting=survey.count_waiting_for(cluster.name),
-        drained=cluster.drained is not None,
-        given_up=cluster.health.unusable,
     )
 
 
@@ -385,9 +373,8 @@ def _details_page(alert: Alert) -> tuple[str, str]:
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _PAGES[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
-        return with_query(
-            "/queue", q=f"{format_term('user', alert.user)} state:waiting"
-        ), f"jobs of {alert.user} in the queue"
+        words = quote_plus(f"{format_term('user', alert.user)} state:waiting")
+        return f"/queue?q={words}", f"jobs of {alert.user} in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from koalapy.api import fields
 from koalapy.dashboard.rendering import format_iso_time, render_time, with_query
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, reject
 from koalapy.model.wording import escape_formula, suggest_names
 
 R = TypeVar("R")
@@ -86,10 +86,10 @@ class TableDefinition(Generic[R]):
     """Return the path of the page of a row."""
     selectable: Callable[[R], str] | None = None
     """Return the value of the row's checkbox; empty if it cannot be selected."""
-    by_name: Mapping[str, Column[R]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+    @property
+    def by_name(self) -> Mapping[str, Column[R]]:
+        return {column.name: column for column in self.columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,7 @@ async def _read_query(
     """Return the part of an address that concerns its table. A CSV file has more rows than a page."""
     is_csv = request.url.path.endswith(".csv")
     if not is_csv and limit > MAX_ROWS:
-        raise UsageError(
-            f"a page has at most {MAX_ROWS} rows", field="limit", value=limit, hint="request fewer, or the CSV file"
-        )
+        reject("limit", limit, f"is {limit}, but a page has at most {MAX_ROWS} rows", "request fewer, or the CSV file")
     rows = MAX_CSV_ROWS if is_csv and "limit" not in request.query_params else limit
     return TableQuery(sort, tuple(dict.fromkeys(columns)), after, rows)
 
@@ -160,13 +158,17 @@ class TableView:
 
 def sort_of(definition: TableDefinition[Any], query: TableQuery, sortable: Collection[str] | None = None) -> str:
     """Return the requested order, or the default. Raise ``UsageError`` for an unknown column."""
-    names = [c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)]
+    names = _sortable_columns(definition, sortable)
     if query.sort.removeprefix("-") in names:
         return query.sort
     if query.sort:
         hint = suggest_names(query.sort.removeprefix("-"), names)
         raise UsageError(f"rows cannot be sorted by {query.sort}", field="sort", value=query.sort, hint=hint)
     return definition.default_sort
+
+
+def _sortable_columns(definition: TableDefinition[Any], sortable: Collection[str] | None) -> list[str]:
+    return [c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)]
 
 
 def make_view(
@@ -200,7 +202,7 @@ def make_view(
         columns=columns,
         chosen=bool(query.columns),
         sort=sort or sort_of(definition, query, sortable),
-        sortable=[c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)],
+        sortable=_sortable_columns(definition, sortable),
         shown=shown,
         total=total,
         limit=query.limit,
@@ -298,57 +300,24 @@ def matches_text(words: str, texts: Sequence[str]) -> bool:
     return all(any(word in text for text in lower) for word in words.casefold().split())
 
 
-def render_table(
-    definition: TableDefinition[R],
-    view: TableView,
-    rows: Sequence[R],
-    now: float,
-    *,
-    selectable: bool = False,
-    is_main: bool = False,
-) -> Markup:
-    """Return a table as HTML, without columns that are empty unless the address names them.
+def fill_table(
+    definition: TableDefinition[R], view: TableView | None, rows: Sequence[R], now: float
+) -> tuple[list[Column[R]], list[tuple[R, Markup]]]:
+    """Return the columns of a table, and each row with its cells as HTML; without a view the usual columns.
 
-    ``is_main``: whether it is the table of the page, to whose first row a link at the top of the page skips.
-
-    Cells name their column, since narrow screens show each row as a card.
+    Columns that are empty are left out unless the address names them. Cells name their column, since narrow screens
+    show each row as a card.
     """
-    columns = [definition.by_name[name] for name in view.columns]
+    columns = [c for c in definition.columns if (c.name in view.columns if view else not c.is_optional)]
     contents = {column.name: _cell_contents(column, rows, now) for column in columns}
-    if rows and not view.chosen:
+    if rows and not (view and view.chosen):
         columns = [column for column in columns if any(contents[column.name])]
-    select = definition.selectable if selectable else None
-    parts = [
-        '<div class="wide" tabindex="0" role="group" aria-label="',
-        str(escape(definition.name)),
-        '"><table class="',
-    ]
-    parts += ["cards dense ", str(escape(definition.name)), '"><thead><tr>']
-    if select:
-        parts.append('<th class="choose"><span class="unseen">Select</span></th>')
-    parts += [_heading(column, view) for column in columns]
-    parts += ["</tr></thead><tbody", ' id="rows" tabindex="-1"' if is_main else "", ">\n"]
-    cells = [
-        (
-            f'<td class="{column.style}" data-name="{escape(column.title)}">'
-            if column.style
-            else f'<td data-name="{escape(column.title)}">',
-            contents[column.name],
-        )
-        for column in columns
-    ]
-    for index, row in enumerate(rows):
-        href = f' data-href="{escape(definition.href(row))}"' if definition.href else ""
-        parts.append(f'<tr id="{escape(definition.ident(row))}"{href}>')
-        if select:
-            value = escape(select(row))
-            box = f'<input type="checkbox" name="job" value="{value}" aria-label="select job {value}">' if value else ""
-            parts.append(f'<td class="choose">{box}</td>')
-        for start, texts in cells:
-            parts += (start, texts[index], "</td>")
-        parts.append("</tr>\n")
-    parts.append("</tbody></table></div>")
-    return Markup("".join(parts))
+    cells = []
+    for column in columns:
+        style = f'class="{column.style}" ' if column.style else ""
+        start = f'<td {style}data-name="{escape(column.title)}">'
+        cells.append([f"{start}{text}</td>" for text in contents[column.name]])
+    return columns, [(row, Markup("".join(texts))) for row, *texts in zip(rows, *cells, strict=True)]
 
 
 def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str]:
@@ -363,18 +332,6 @@ def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str
         return texts
     cells = zip(rows, values, texts, strict=True)
     return [link(href(row), Markup(text)) if value else text for row, value, text in cells]
-
-
-def _heading(column: Column[Any], view: TableView) -> str:
-    """Return the heading of a column, with a link that sorts by it or reverses the order."""
-    title, style = escape(column.title), f' class="{column.style}"' if column.style else ""
-    if column.name not in view.sortable:
-        return f'<th scope="col"{style}>{title}</th>'
-    state = {column.name: ' aria-sort="ascending"', f"-{column.name}": ' aria-sort="descending"'}.get(view.sort, "")
-    order = f"-{column.name}" if view.sort == column.name else column.name
-    columns = {"columns": list(view.columns)} if view.chosen else {}
-    href = escape(with_query(view.path, **view.query, sort=order, **columns))
-    return f'<th scope="col"{style}{state}><a href="{href}">{title}</a></th>'
 
 
 def render_csv(definition: TableDefinition[R], view: TableView, rows: Sequence[R]) -> str:

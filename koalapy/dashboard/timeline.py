@@ -1,13 +1,14 @@
-"""Timelines as SVG: lanes with bars of jobs over time, up to now and beyond. Of the grid, and of one job.
+"""Timelines: lanes with bars of jobs over time, up to now and beyond. Of the grid, and of one job.
 
 In the grid's timeline a lane is a cluster, or a site with several, and its height is its nodes. A bar is a component:
 its height is its nodes. Long ranges have sums of the nodes by use in place of bars. In a job's timeline a lane is its
 queue or one of its components. Times are positions in percent of the width, so that lanes and texts have the same
-size on a phone; labels hang out at the left, into a margin that the style sheet leaves.
+size on a phone; labels hang out at the left, into a margin that the style sheet leaves. ``parts/timeline.html`` draws
+them as SVG.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +20,7 @@ from koalapy.dashboard.charts import TITLES
 from koalapy.model.cluster import Drain
 from koalapy.model.history import USES, PastComponent, UseSum
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
-from koalapy.model.wording import format_duration, format_nodes, format_time, shorten
+from koalapy.model.wording import format_duration, format_time
 
 MEANINGS = {
     "queued": "waits for placement",
@@ -34,10 +35,10 @@ MEANINGS = {
 }
 LABELS = ((8, "short-labels"), (14, "middle-labels"))
 """Classes of a picture whose labels have at most this many letters."""
-AXIS_HEIGHT, LANE_GAP, EXPECTED_HEIGHT = 22, 6, 18
+AXIS_HEIGHT, LANE_GAP = 22, 6
 LANE_HEIGHTS = ((6, 90), (20, 40), (60, 20))
 """Height of a lane for at most this many lanes; ``JOB_LANE_HEIGHT`` in a job's timeline."""
-JOB_LANE_HEIGHT = 18
+JOB_LANE_HEIGHT, MIN_LANE_HEIGHT = 18, 14
 MIN_BAR_WIDTH, MIN_BAR_HEIGHT = 0.15, 2.0
 LETTER_WIDTH, PHONE_LETTER_WIDTH = 0.65, 2.6
 """Percent of the width of a picture that a letter takes, on a laptop and on a phone."""
@@ -46,7 +47,6 @@ STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600,
 MAX_TICKS = 9
 MAX_RELATIVE_S = 900.0
 """Span up to which a job's timeline shows the time since its submission instead of the time of day."""
-ToPosition = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,18 @@ class TimelineLane:
     drains: Sequence[Drain] = ()
     """Its drains in force and planned."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether jobs or local users had nodes of the lane, or it is drained."""
+        return bool(self.bars or self.drains) or any(one.ours or one.local for one in self.uses)
+
+    @property
+    def mean_uses(self) -> list[tuple[str, float]]:
+        """Return the uses of its nodes with their percentages over the whole time."""
+        sums = {TITLES.get(name, name): sum(getattr(one, name) for one in self.uses) for name in USES}
+        total = sum(sums.values())
+        return [(title, 100 * count / total) for title, count in sums.items() if count]
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStart:
@@ -180,10 +192,14 @@ class ExpectedStart:
     middle: float
     high: float
 
+    @property
+    def label(self) -> str:
+        return f"job {self.job} · {self.nodes}"
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The content of a timeline from ``start`` to ``end``, in seconds since the epoch."""
+    """The content of a timeline from ``start`` to ``end``, in seconds since the epoch, and its layout."""
 
     start: float
     end: float
@@ -195,6 +211,102 @@ class Timeline:
     """Length of the slots of ``TimelineLane.uses``."""
     with_bars: bool = True
     """Whether the nodes of jobs are shown as bars, not as sums."""
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.expected) or any(lane.is_used for lane in self.lanes)
+
+    @property
+    def lane_height(self) -> int:
+        if self.is_of_job:
+            return JOB_LANE_HEIGHT
+        return next((height for count, height in LANE_HEIGHTS if len(self.lanes) <= count), MIN_LANE_HEIGHT)
+
+    @property
+    def bottom(self) -> int:
+        """Return the lower edge of the lanes."""
+        return AXIS_HEIGHT + len(self.lanes) * (self.lane_height + LANE_GAP)
+
+    @property
+    def label_class(self) -> str:
+        """Return the class for the width of the labels."""
+        labels = [lane.label for lane in self.lanes] + [start.label for start in self.expected]
+        longest = max(map(len, labels), default=0)
+        return next((name for letters, name in LABELS if longest <= letters), "long-labels")
+
+    def x(self, timestamp: float) -> float:
+        """Return the position of a time in percent of the width."""
+        span = max(self.end - self.start, 0.001)
+        return round(min(1.0, max(0.0, (timestamp - self.start) / span)) * 100, 2)
+
+    def ticks(self) -> Iterator[tuple[float, float, str, bool, bool]]:
+        """Yield round times with their positions and labels (empty where they do not fit), whether the label is the
+        time since the start, and whether phones leave it out."""
+        span = max(self.end - self.start, 0.001)
+        step = next((step for step in STEPS if span / step <= MAX_TICKS), ceil(span / MAX_TICKS / 604800) * 604800)
+        is_relative = self.is_of_job and span <= MAX_RELATIVE_S
+        free_on_phone = 0.0
+        first = self.start if is_relative else ceil(self.start / step) * step
+        for number in range(int((self.start + span - first) / step) + 1):
+            at = first + number * step
+            elapsed = f"{round(at - first, 1):g} s" if at - first < 60 else format_duration(at - first)
+            text, x = elapsed if is_relative else format_time(at, self.now), self.x(at)
+            if x + len(text) * LETTER_WIDTH > 100:
+                yield at, x, "", is_relative, False
+                continue
+            end_on_phone = x + len(text) * PHONE_LETTER_WIDTH
+            is_minor = x < free_on_phone or end_on_phone > 100
+            free_on_phone = free_on_phone if is_minor else end_on_phone + PHONE_LETTER_WIDTH
+            yield at, x, text, is_relative, is_minor
+
+    def draw_bars(self, lane: TimelineLane, top: float) -> Markup:
+        """Return the bars of a lane as SVG, the first node at the bottom. There may be hundreds, so no template draws
+        them; they have no title, which would double the size of the page: a script shows the label below the picture.
+        """
+        height, nodes, parts = self.lane_height, max(1, lane.nodes), list[str]()
+        for bar, offset in pack(lane.bars, lane.nodes):
+            tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / nodes))
+            y = max(top, top + height - height * offset / nodes - tall)
+            parts += self._draw_bar(bar, lane, y, tall)
+        return Markup("".join(parts))
+
+    def _draw_bar(self, bar: TimelineBar, lane: TimelineLane, y: float, height: float) -> Iterator[str]:
+        """Yield a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
+        attempt = f", attempt {bar.attempt}" if bar.attempt > 1 else ""
+        ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
+        name = lane.label if self.is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
+        opening = '<g class="bar-of-job" role="img"' if self.is_of_job else f'<a href="/jobs/{bar.job}"'
+        yield f'{opening} aria-label="{escape(f"{name}{attempt}: {bar.text}{ended}")}">'
+        middle, colour = f'y="{y + height / 2 + 4:.1f}"', " shared" if bar.is_shared else ""
+        for phase in bar.phases:
+            left = self.x(phase.start)
+            width = round(max(MIN_BAR_WIDTH, self.x(phase.end) - left), 2)
+            shape = f'x="{left}%" y="{y:.1f}" width="{width}%" height="{height:.1f}"'
+            yield f'<rect class="{phase.what}{colour}" {shape}/>'
+            inside = phase.what if self.is_of_job else str(bar.job) if phase.what == "running" else ""
+            if inside and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(inside) + 1):
+                narrow = " minor" if width < PHONE_LETTER_WIDTH * (len(inside) + 1) else ""
+                yield f'<text class="in{narrow}" x="{left + width / 2:.2f}%" {middle}>{inside}</text>'
+        if self.is_of_job:
+            yield f'<text class="bad" x="{self.x(bar.end)}%" dx="6" {middle}>✕</text></g>' if bar.error else "</g>"
+            return
+        if attempt:
+            yield f'<text class="restart" x="{self.x(bar.start)}%" {middle}>▸</text>'
+        if bar.error:
+            end = self.x(bar.end)
+            yield f'<line class="early" x1="{end}%" x2="{end}%" y1="{y:g}" y2="{y + height:g}"/>'
+        yield "</a>"
+
+    def place_uses(self, lane: TimelineLane) -> tuple[float, float, float, float]:
+        """Return the position and width of the use of a lane's nodes, and the part of its paths in minutes."""
+        first, end = lane.uses[0].start, min(self.now, lane.uses[-1].start + self.slot_s)
+        left, offset = self.x(max(self.start, first)), max(0.0, self.start - first)
+        return left, self.x(end) - left, offset / 60, max(0.01, (end - first - offset) / 60)
+
+    def use_paths(self, lane: TimelineLane) -> list[tuple[str, str]]:
+        """Return the outlines of the uses: those of jobs from the bottom, unless bars show them, others from the top.
+        They do not depend on the current time, so that they are computed once for many pages."""
+        return _use_paths(tuple(lane.uses), self.slot_s, self.with_bars)
 
 
 def component_phases(component: PastComponent, now: float) -> list[Phase]:
@@ -218,74 +330,6 @@ def job_timeline(lanes: Sequence[TimelineLane], now: float, expected: Sequence[E
     return Timeline(start, end, now, lanes, expected, is_of_job=True)
 
 
-def draw_timeline(content: Timeline) -> Markup:
-    """Return the picture of a timeline; empty without any lane that is in use or drained, and any expected start. The
-    page also has a table with the same values."""
-    if not content.expected and not any(map(is_used, content.lanes)):
-        return Markup()
-    start, span = content.start, max(content.end - content.start, 0.001)
-
-    def x(timestamp: float) -> float:
-        return round(min(1.0, max(0.0, (timestamp - start) / span)) * 100, 2)
-
-    lane_height = next((height for count, height in LANE_HEIGHTS if len(content.lanes) <= count), 14)
-    lane_height = JOB_LANE_HEIGHT if content.is_of_job else lane_height
-    bottom = AXIS_HEIGHT + len(content.lanes) * (lane_height + LANE_GAP)
-    height = bottom + len(content.expected) * EXPECTED_HEIGHT + 4
-    zoom = "" if content.is_of_job else f' data-since="{start:.0f}" data-until="{content.end:.0f}"'  # for a script
-    label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
-    parts = [
-        f'<svg class="timeline {_label_class(content)}" width="100%" height="{height}" role="group"{zoom} '
-        f'aria-label="{label}; the page has the same values as a table">',
-        *_draw_ticks(content, span, height, x),
-    ]
-    for row, lane in enumerate(content.lanes):
-        top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
-        parts += _draw_lane(lane, top, lane_height, x, content)
-    for row, expected in enumerate(content.expected):
-        parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
-    if start < content.now < content.end:
-        parts.append(_draw_line("now", x(content.now), AXIS_HEIGHT - 6, height))
-    parts.append("</svg>")
-    return Markup("".join(parts))
-
-
-def is_used(lane: TimelineLane) -> bool:
-    """Return whether jobs or local users had nodes of a lane, or it is drained."""
-    return bool(lane.bars or lane.drains) or any(one.ours or one.local for one in lane.uses)
-
-
-def _draw_line(name: str, position: float, top: float, bottom: float) -> str:
-    return f'<line class="{name}" x1="{position}%" x2="{position}%" y1="{top:g}" y2="{bottom:g}"/>'
-
-
-def _label_class(content: Timeline) -> str:
-    """Return the class for the width of the labels."""
-    labels = [lane.label for lane in content.lanes] + [_expected_label(expected) for expected in content.expected]
-    longest = max((len(label) for label in labels), default=0)
-    return next((name for letters, name in LABELS if longest <= letters), "long-labels")
-
-
-def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> Iterator[str]:
-    """Yield lines at round times with their labels. A script converts times of day to the viewer's zone."""
-    step = next((step for step in STEPS if span / step <= MAX_TICKS), ceil(span / MAX_TICKS / 604800) * 604800)
-    is_relative = content.is_of_job and span <= MAX_RELATIVE_S
-    free_on_phone = 0.0
-    first = content.start if is_relative else ceil(content.start / step) * step
-    for number in range(int((content.start + span - first) / step) + 1):
-        at = first + number * step
-        yield _draw_line("tick", x(at), AXIS_HEIGHT - 6, height)
-        elapsed = f"{round(at - first, 1):g} s" if at - first < 60 else format_duration(at - first)
-        text = elapsed if is_relative else format_time(at, content.now)
-        if x(at) + len(text) * LETTER_WIDTH > 100:
-            continue
-        end_on_phone = x(at) + len(text) * PHONE_LETTER_WIDTH
-        is_minor = x(at) < free_on_phone or end_on_phone > 100
-        free_on_phone = free_on_phone if is_minor else end_on_phone + PHONE_LETTER_WIDTH
-        instant = "" if is_relative else f' data-at="{at:.0f}"'
-        yield f'<text class="tick{" minor" if is_minor else ""}"{instant} x="{x(at)}%" y="11">{text}</text>'
-
-
 def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int]]:
     """Return the bars in the order of time, each with the first of its nodes, so that bars overlap only if they have
     more nodes together than the lane."""
@@ -297,59 +341,15 @@ def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int
         for offset, _, other_size in active:
             if offset - free >= size:
                 break
-            if offset + other_size > free:
-                free = offset + other_size
+            free = max(free, offset + other_size)
         offset = max(0, min(free, nodes - size))
         insort(active, (offset, bar.end, size))
         placed.append((bar, offset))
     return placed
 
 
-def _draw_lane(lane: TimelineLane, top: float, height: float, x: ToPosition, content: Timeline) -> Iterator[str]:
-    """Yield the label of a lane, its background and its bars, the first node at the bottom."""
-    label = shorten(lane.label, 24)
-    text = f'<text class="label" x="-8" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
-    yield f'<a href="{escape(lane.page)}">{text}</a>' if lane.page else text
-    yield f'<rect class="lane-back" x="0%" y="{top}" width="100%" height="{height}"/>'
-    for drain in lane.drains:
-        if (left := x(drain.since)) < (right := 100.0 if drain.ends_at is None else x(drain.ends_at)):
-            label = escape(f"{lane.label} is drained {drain.author}")
-            shape = f'x="{left}%" y="{top}" width="{right - left:.2f}%" height="{height}"'
-            yield f'<a href="/maintenance" aria-label="{label}"><rect class="drain" {shape}/></a>'
-    if lane.uses:
-        yield _draw_uses(lane, content, top, height, x)
-    for bar, offset in pack(lane.bars, lane.nodes):
-        tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
-        y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
-        yield _draw_bar(bar, lane, y, tall, x, is_of_job=content.is_of_job)
-
-
 HANGING = ("local", "withheld", "unknown", "down")
 """The uses that are drawn from the upper edge of a lane, the last one at the edge."""
-
-
-def _draw_uses(lane: TimelineLane, content: Timeline, top: float, height: float, x: ToPosition) -> str:
-    """Return the use of a lane's nodes: those of jobs from the bottom, unless bars show them, others from the top. Its
-    paths do not depend on the current time, so that they are computed once for many pages."""
-    shares: dict[str, float] = {}
-    total = sum(sum(getattr(one, name) for name in USES) for one in lane.uses) or 1
-    for name in USES:
-        shares[TITLES.get(name, name)] = 100 * sum(getattr(one, name) for one in lane.uses) / total
-    label = escape(
-        f"{lane.label}, mean: " + ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share)
-    )
-    first, slot = lane.uses[0].start, content.slot_s
-    end = min(content.now, lane.uses[-1].start + slot)
-    left, width = x(max(content.start, first)), x(end) - x(max(content.start, first))
-    offset = max(0.0, content.start - first)
-    paths = [
-        f'<path class="{name}" d="{path}"/>' for name, path in _use_paths(tuple(lane.uses), slot, content.with_bars)
-    ]
-    return (
-        f'<svg class="uses" role="img" aria-label="{label}" x="{left}%" y="{top}" width="{width:.2f}%" '
-        f'height="{height}" viewBox="{offset / 60:.2f} 0 {max(0.01, (end - first - offset) / 60):.2f} 100" '
-        f'preserveAspectRatio="none"><title>{label}</title>{"".join(paths)}</svg>'
-    )
 
 
 @lru_cache(maxsize=2000)
@@ -379,56 +379,3 @@ def _outline(starts: Sequence[int], levels: Sequence[float], slot_s: int, edge: 
         end = start + slot_s
         parts.append(f"V{level:.4g}H{(end - starts[0]) / 60:.6g}")
     return "".join([*parts, f"V{edge}Z"])
-
-
-def _draw_bar(bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool) -> str:
-    """Return a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
-    ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
-    what = lane.label if is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
-    label = f"{what}{f', attempt {bar.attempt}' if bar.attempt > 1 else ''}: {bar.text}{ended}"
-    # Formatted without Markup, since there may be hundreds of bars; the label is the only text that is not a number.
-    # There is no title, which would double the size of the page: a script shows the label below the picture.
-    text = escape(label)
-    opening = '<g class="bar-of-job" role="img"' if is_of_job else f'<a href="/jobs/{bar.job}"'
-    parts = [f'{opening} aria-label="{text}">']
-    colour = " shared" if bar.is_shared else ""
-    for phase in bar.phases:
-        first = x(phase.start)
-        width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 2)
-        shape = f'x="{first}%" y="{y:.1f}" width="{width}%" height="{height:.1f}"'
-        parts.append(f'<rect class="{phase.what}{colour}" {shape}/>')
-        inside = phase.what if is_of_job else str(bar.job) if phase.what == "running" else ""
-        if inside and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(inside) + 1):
-            narrow = " minor" if width < PHONE_LETTER_WIDTH * (len(inside) + 1) else ""
-            middle = f'x="{first + width / 2:.2f}%" y="{y + height / 2 + 4:.1f}"'
-            parts.append(f'<text class="in{narrow}" {middle}>{inside}</text>')
-    if bar.attempt > 1 and not is_of_job:
-        parts.append(f'<text class="restart" x="{x(bar.start)}%" y="{y + height / 2 + 4:.1f}">▸</text>')
-    if bar.error and is_of_job:
-        parts.append(f'<text class="bad" x="{x(bar.end)}%" dx="6" y="{y + height / 2 + 4:.1f}">✕</text>')
-    elif bar.error:
-        parts.append(_draw_line("early", x(bar.end), y, y + height))
-    parts.append("</g>" if is_of_job else "</a>")
-    return "".join(parts)
-
-
-def _expected_label(expected: ExpectedStart) -> str:
-    return f"job {expected.job} · {expected.nodes}"
-
-
-def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> str:
-    """Return the interval of a job's start, with a mark in its middle."""
-    low, middle, high = x(expected.low), x(expected.middle), x(expected.high)
-    low_time, middle_time, high_time = (
-        format_time(at, expected.low) for at in (expected.low, expected.middle, expected.high)
-    )
-    label = escape(
-        f"job {expected.job}, {format_nodes(expected.nodes)}: starts about {middle_time} UTC, with 80 % "
-        f"probability from {low_time} to {high_time}"
-    )
-    return (
-        f'<a href="/jobs/{expected.job}" aria-label="{label}"><text class="label" x="-8" y="{top + 13}">'
-        f'{_expected_label(expected)}</text><rect class="range" x="{low}%" y="{top + 6}" '
-        f'width="{max(MIN_BAR_WIDTH, high - low):.2f}%" height="6"/>'
-        f"{_draw_line('middle', middle, top + 3, top + 15)}</a>"
-    )

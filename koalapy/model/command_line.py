@@ -1,4 +1,4 @@
-"""The command ``koala submit …`` for the body of a submission."""
+"""The command ``koala submit …`` for the body of a submission, and the texts of its requests."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -10,6 +10,7 @@ from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job_spec import Duration, JobSpec, Lease, Lines, PolicyOptions
 from koalapy.model.node_requirement import Excluded, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs
+from koalapy.model.wording import parse_int
 
 Json = dict[str, Any]
 JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
@@ -156,9 +157,28 @@ def _request_options(request: Json) -> list[str] | None:
         for sizes in request.get("split_options") or []:
             options += ["--split", ",".join(str(size) for size in sizes)]
         return options
-    components = request["components"]
-    if any(component.keys() - {"size", "cluster"} for component in components):
+    if any(component.keys() - {"size", "cluster"} for component in request["components"]):
         return None
-    if request["type"] == "nonfixed":
-        return ["--nonfixed", ",".join(str(component["size"]) for component in components)]
-    return ["--fixed", ",".join(f"{component['cluster']}:{component['size']}" for component in components)]
+    return [f"--{request['type']}", format_request(request)]
+
+
+def format_request(request: Json) -> str:
+    """Return the nodes of a request as text: ``6``, ``4,2`` or ``north:2,south:4``."""
+    if request["type"] == "flexible":
+        return str(request["total_size"])
+    parts = request["components"]
+    return ",".join(f"{part['cluster']}:{part['size']}" if part.get("cluster") else str(part["size"]) for part in parts)
+
+
+def parse_request(kind: str, text: str) -> Json | None:
+    """Return the request of a kind with the nodes in a text, as ``format_request`` writes it; None for another text."""
+    components: list[Json] = []
+    for part in text.split(","):
+        cluster, colon, size_text = part.strip().rpartition(":")
+        size = parse_int(size_text)
+        if size is None or (not cluster if kind == "fixed" else colon):
+            return None
+        components.append({"cluster": cluster, "size": size} if kind == "fixed" else {"size": size})
+    if kind == "flexible":
+        return {"type": kind, "total_size": components[0]["size"]} if len(components) == 1 else None
+    return {"type": kind, "components": components}

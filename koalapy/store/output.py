@@ -2,8 +2,8 @@
 
 The output of a component is in the files ``JOB/TOKEN@OFFSET``, segments of bounded size named by the offset of their
 first byte. Names and sizes hold the complete state. Bytes are written at their offset, so repeated writes are harmless.
-A loss of power may leave zeros in place of bytes that were not flushed and not acknowledged. So zeros at the end of
-files that are found are not acknowledged until the agent has sent them again, or goes on after them.
+A loss of power may leave zeros in place of bytes that were not flushed and not acknowledged, also before bytes that
+were. So what is found from such zeros on is not acknowledged until the agent has sent it again, or goes on after it.
 """
 
 import contextlib
@@ -27,6 +27,8 @@ MAX_READ = 1024 * 1024
 """Maximum bytes that one call reads."""
 MAX_DOUBTFUL = 512 * 1024
 """Maximum bytes at the end of an output that one loss of power can cut: an agent sends less without an answer."""
+BLOCK = 4096
+"""Bytes of a file that are flushed together: those that a loss of power takes reach to the end of a block."""
 MAX_RETAINED_STREAMS = 10_000
 """Maximum components with file lists in memory."""
 _NAME = re.compile(r"(.+)@(0|[1-9]\d{0,18})", re.ASCII)
@@ -45,7 +47,9 @@ class Stream:
 
     segments: list[Segment] = field(default_factory=list)
     doubtful: int = 0
-    """Number of zeros at its end that a loss of power may have left."""
+    """Number of bytes at its end of which a loss of power may have taken some."""
+    is_read: bool = False
+    """Whether its files have been found."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
     """Number of threads that use the stream or wait for it."""
@@ -146,16 +150,16 @@ class OutputStore:
         Beyond ``max_streams``, the least recently used stream is dropped from memory, unless it is in use.
         """
         with self._lock:
-            if (stream := self._streams.pop(token, None)) is None:
-                segments = self._list_segments(token)
-                stream = Stream(segments, _count_zeros(segments))
-            self._streams[token] = stream
+            self._streams[token] = stream = self._streams.pop(token, None) or Stream()
             stream.users += 1
             if len(self._streams) > self._max_streams:
                 idle = next((candidate for candidate, entry in self._streams.items() if not entry.users), None)
                 self._streams.pop(idle or "", None)
         try:
             with stream.lock:
+                if not stream.is_read:
+                    stream.segments = self._list_segments(token)
+                    stream.doubtful, stream.is_read = _count_doubtful(stream.segments), True
                 yield stream
         finally:
             with self._lock:
@@ -176,6 +180,8 @@ class OutputStore:
         for start in starts:
             path = folder / f"{token}@{start}"
             size = path.stat().st_size
+            if segments and start in (segments[-1].start + self._segment, self.head):
+                segments[-1].end = start  # it was full: a loss of power took its end
             if not segments or start >= segments[-1].end:
                 segments.append(Segment(start, start + size, path))
         return segments
@@ -187,25 +193,22 @@ class OutputStore:
                 if piece.offset - piece.missing > stream.end:
                     break  # the bytes in between arrive first
                 if stream.doubtful:
-                    self._replace_zeros(stream, piece, writing)
+                    self._replace_doubtful(stream, piece, writing)
                 data = piece.data[max(0, stream.end - piece.offset) :]
                 self._write_data(token, stream, max(piece.offset, stream.end), data, writing)
             writing.sync()
         self._drop_middle(stream)
 
     @staticmethod
-    def _replace_zeros(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
-        """Write a piece over doubtful zeros. A piece after their begin shows that they were acknowledged."""
-        begin, end = stream.end - stream.doubtful, piece.offset + len(piece.data)
-        if piece.offset > begin:
-            stream.doubtful = 0
-            return
+    def _replace_doubtful(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
+        """Write a piece over doubtful bytes. It shows that those before it were acknowledged."""
+        begin, end = max(stream.end - stream.doubtful, piece.offset), piece.offset + len(piece.data)
         for segment in stream.segments:
             start, stop = max(segment.start, begin), min(segment.end, end)
             if start < stop:
                 data = piece.data[start - piece.offset : stop - piece.offset]
                 writing.write(segment.path, start - segment.start, data)
-        stream.doubtful = min(stream.doubtful, max(0, stream.end - end))
+        stream.doubtful = max(0, stream.end - max(begin, end))
 
     def _write_data(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
         """Write bytes at a position at or after the end of the output, divided into segments of bounded size."""
@@ -270,18 +273,19 @@ class _Writing:
             os.close(descriptor)
 
 
-def _count_zeros(segments: Sequence[Segment]) -> int:
-    """Return the number of zeros at the end of segments, at most ``MAX_DOUBTFUL``."""
-    count = 0
+def _count_doubtful(segments: Sequence[Segment]) -> int:
+    """Return the number of bytes, at most ``MAX_DOUBTFUL``, from the first block on that ends with zeros or is cut."""
+    end, doubtful = segments[-1].end if segments else 0, 0
     for segment in reversed(segments):
-        size = min(segment.end - segment.start, MAX_DOUBTFUL - count)
-        if size and _read_segment(segment, segment.end - 1, segment.end) != b"\0":
+        if (begin := max(segment.start, end - MAX_DOUBTFUL)) >= segment.end:
             break
-        data = _read_segment(segment, segment.end - size, segment.end)
-        count += len(data) - len(data.rstrip(b"\0"))
-        if data.strip(b"\0"):
-            break
-    return count
+        data = _read_segment(segment, begin, segment.end).ljust(segment.end - begin, b"\0")
+        for stop in range(BLOCK - (begin - segment.start) % BLOCK, len(data) + BLOCK, BLOCK):
+            block = data[max(0, stop - BLOCK) : stop]
+            if block.endswith(b"\0"):
+                doubtful = end - begin - max(0, stop - BLOCK) - len(block.rstrip(b"\0"))
+                break
+    return doubtful
 
 
 def _read_segment(segment: Segment, start: int, stop: int) -> bytes:

@@ -114,7 +114,8 @@ class SampleStore(DatabaseStore):
         ``samples`` are sums of one sample each, whose ``start`` is ignored.
         """
         rows = [
-            asdict(sample) | {"length": length, "start": int(now // length) * length}
+            {"length": length, "start": int(now // length) * length, "cluster": sample.cluster}
+            | {name: getattr(sample, name) for name in _SUMMED}
             for length in SLOTS_KEPT_S
             for sample in samples
             if length >= CLUSTER_SLOT_S or not sample.cluster

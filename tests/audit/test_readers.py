@@ -114,6 +114,16 @@ def test_read_database_tells_which_jobs_were_removed_by_age(stores: Stores, tmp_
     assert facts_of(tmp_path, Submission) == []
 
 
+def test_read_database_tells_in_which_order_jobs_were_placed_and_ended(stores: Stores, tmp_path: Path) -> None:
+    ended = make_job(3, JobState.SUCCEEDED, ended_at=9.0)
+    lines = [(3, "placed", JobState.PLACED), (3, "succeeded", JobState.SUCCEEDED), (4, "placed", JobState.PLACED)]
+    lines += [(4, "requeued", JobState.QUEUED), (4, "placed", JobState.PLACED)]
+    timeline = [TimelineEntry(job, 1.0, event, state) for job, event, state in lines]
+    write(stores, jobs={3: ended, 4: make_running_job(4)}, timeline=timeline)
+    first, second = facts_of(tmp_path, JobRecord)
+    assert (first.placed_line, first.ended_line, second.placed_line, second.ended_line) == (1, 2, 3, None)
+
+
 def test_read_grid_with_output_in_transit_reads_it_after_the_database(stores: Stores, tmp_path: Path) -> None:
     write(stores, jobs={7: make_running_job(7)})
     stores.output.append(TOKEN, [OutputPiece(0, b"x" * 9)])

@@ -344,6 +344,18 @@ def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(
     assert ("node-once" in {rule for rule, _ in report.missing}) is is_gap
 
 
+@pytest.mark.parametrize(("begin", "placed_line", "is_early"), [(20.0, 21, False), (60.0, 19, True)])
+def test_claim_of_a_dependent_job_is_judged_by_the_order_of_the_database(
+    begin: float, placed_line: int, *, is_early: bool
+) -> None:
+    """Its times are of no help if the daemon's clock was set back."""
+    ended = JobRecord(DATABASE, 1, "succeeded", ended_at=50.0, ended_line=20)
+    dependent = JobRecord(DATABASE, 2, "running", 1, after=(((1, "ok"),),), placed_line=placed_line)
+    claim = Run(DATABASE, RunKind.CLAIM, 2, 1, "0", "north", begin, 99.0, nodes=("a",))
+    findings = find_violations([ended, dependent, claim])
+    assert ("dependency-first" in {finding.rule for finding in findings}) is is_early
+
+
 def test_report_counts_a_job_with_gaps_of_two_components_once() -> None:
     output = Output(Source("stored output"), 4, 1, "0", stored=9)
     report = audit_facts([JobRecord(DATABASE, 4, "failed", 1), output, replace(output, part="1")])

@@ -1,30 +1,13 @@
 """The page Forecast, in a browser and as pure functions."""
 
-import asyncio
 import re
-from types import SimpleNamespace
-from typing import Any
 
-from koalapy.dashboard.pages.forecast import JOBS_PER_SLICE, ExpectedEnds, overdue_end
+from koalapy.dashboard.pages.forecast import overdue_end
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.scheduler.advisor.experience import Experience
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import EmbeddedGrid
-
-
-async def test_expected_ends_loaded_by_two_requests_are_complete_for_both() -> None:
-    spec = JobSpec(FlexibleRequest(1), walltime=600.0)
-    attempt = Attempt(1, (Component(0, "north", 1, ComponentState.RUNNING),), 0.0, barrier_at=0.0)
-    numbers = range(1, 2 * JOBS_PER_SLICE)
-    jobs = [Job(number, spec, 0.0, state=JobState.RUNNING, attempt=attempt) for number in numbers]
-    queries: Any = SimpleNamespace(active_jobs=lambda: iter(jobs), experience=Experience())
-    ends = ExpectedEnds()
-    first = asyncio.create_task(ends.load(queries, 1.0))
-    await asyncio.sleep(0)  # the first request has loaded the first slice of jobs when the second begins
-    for loaded in await asyncio.gather(first, ends.load(queries, 1.0)):
-        assert [end and end.job for _, end in loaded] == list(numbers)
 
 
 def test_overdue_end_is_that_of_a_passed_walltime() -> None:

@@ -1,5 +1,6 @@
 """The map of the grid and the timeline: well-formed at any size, and hostile texts stay texts."""
 
+from collections.abc import Sequence
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -9,18 +10,12 @@ from hypothesis import strategies as st
 
 from koalapy.dashboard.charts import NodeCounts
 from koalapy.dashboard.cluster_table import cluster_path
-from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs, grid_map
-from koalapy.dashboard.timeline import (
-    ExpectedStart,
-    Phase,
-    Timeline,
-    TimelineBar,
-    TimelineLane,
-    component_phases,
-    draw_timeline,
-    pack,
-)
+from koalapy.dashboard.grid_map import MAX_RING, MapJob, MapLink, drawn_jobs, lay_out_map
+from koalapy.dashboard.rendering import render
+from koalapy.dashboard.rows import ClusterRow
+from koalapy.dashboard.timeline import ExpectedStart, Phase, Timeline, TimelineBar, TimelineLane, component_phases, pack
 from koalapy.model.history import PastComponent, UseSum
+from tests.dashboard.pages import draw_timeline
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -36,20 +31,30 @@ HOSTILE = (
 ELEMENTS = {"svg", "a", "g", "title", "text", "rect", "path", "line", "circle"}
 
 
-def make_map(clusters: int, jobs: int = 4) -> GridMap:
-    """Return a map of clusters in all states, with all links between the first ones."""
+def make_row(name: str, state: str, nodes: NodeCounts, stale: bool) -> ClusterRow:
+    """Return a cluster with nodes in some states."""
+    return ClusterRow(name, "slurm", state, "", nodes, nodes.total, None, stale, True, "", None, 0)
+
+
+def draw_map(clusters: int, jobs: int = 4) -> tuple[str, int]:
+    """Return the picture of clusters in all states and of their jobs, with all links between those on the ellipse; and
+    the number of links."""
     states = ("usable", "drained", "unreachable")
     shown = [
-        MapCluster(f"site-{n:03}.example", states[n % 3], NodeCounts(n % 7, n % 2, n % 3, 1, 4), n % 3 == 2)
+        make_row(f"site-{n:03}.example", states[n % 3], NodeCounts(n % 7, n % 2, n % 3, 1, 4), n % 3 == 2)
         for n in range(clusters)
     ]
     links = [
-        MapLink((one.name, other.name), "measured", 1e8 * (index + 1), 0.001, is_relayed=index % 2 == 1)
+        MapLink((one.cluster, other.cluster), "measured", 1e8 * (index + 1), 0.001, is_relayed=index % 2 == 1)
         for index, (one, other) in enumerate(combinations(shown[:MAX_RING], 2))
     ]
-    on = [cluster.name for cluster in shown]
+    on = [row.cluster for row in shown]
     mapped = [MapJob(n + 1, "running", {on[n % clusters]: 4, on[(n + 1) % clusters]: 2}) for n in range(jobs)]
-    return GridMap(shown, links, mapped if clusters > 1 else [])
+    return render_map(shown, links, mapped if clusters > 1 else []), len(links)
+
+
+def render_map(clusters: Sequence[ClusterRow], links: Sequence[MapLink], jobs: Sequence[MapJob]) -> str:
+    return render("parts/map.html", {"map": lay_out_map(clusters, links, jobs)})
 
 
 def check(picture: str) -> ElementTree.Element:
@@ -65,8 +70,9 @@ def check(picture: str) -> ElementTree.Element:
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, MAX_RING, 60, 500])
 def test_grid_map_shows_each_cluster_inside_the_picture(clusters: int) -> None:
-    content = make_map(clusters)
-    root = check(str(grid_map(content)))
+    jobs = 4 if clusters > 1 else 0
+    picture, links = draw_map(clusters, jobs)
+    root = check(picture)
     discs = [element for element in root.iter("circle") if element.get("class") == "disc"]
     assert len(discs) == clusters
     _, _, width, height = map(float, root.get("viewBox", "").split())
@@ -78,13 +84,9 @@ def test_grid_map_shows_each_cluster_inside_the_picture(clusters: int) -> None:
         boxes.append((x, y, radius))
     for (x1, y1, r1), (x2, y2, r2) in combinations(boxes, 2):
         assert ((x1 - x2) ** 2 + (y1 - y2) ** 2) ** 0.5 >= (r1 + r2) * 0.9, "discs cover each other"
-    assert len([e for e in root.iter("path") if "job" in e.get("class", "")]) == len(content.jobs)
+    assert len([e for e in root.iter("path") if "job" in e.get("class", "")]) == jobs
     if 1 < clusters <= MAX_RING:
-        assert len([e for e in root.iter("line") if "link" in e.get("class", "")]) == len(content.links)
-
-
-def test_grid_map_of_no_clusters_is_empty() -> None:
-    assert grid_map(GridMap([], [], [])) == ""
+        assert len([e for e in root.iter("line") if "link" in e.get("class", "")]) == links
 
 
 def test_drawn_jobs_fit_on_the_ellipse() -> None:
@@ -97,12 +99,9 @@ def test_drawn_jobs_fit_on_the_ellipse() -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_texts_inject_no_element(text: str) -> None:
     counts = NodeCounts(1, 1, 1, 1, 1)
-    content = GridMap(
-        [MapCluster(text, text, counts, False), MapCluster("z", "usable", counts, True)],
-        [MapLink((text, "z"), text, 1e8, 0.1, is_relayed=True)],
-        [MapJob(7, text, {text: 2, "z": 1})],
-    )
-    root = check(str(grid_map(content)))
+    rows = [make_row(text, text, counts, False), make_row("z", "usable", counts, True)]
+    links = [MapLink((text, "z"), text, 1e8, 0.1, is_relayed=True)]
+    root = check(render_map(rows, links, [MapJob(7, text, {text: 2, "z": 1})]))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
     bar = TimelineBar(7, 2, [Phase("running", 1.0, 5.0)], 2, is_shared=True, error=text)
     shown = Timeline(
@@ -113,7 +112,7 @@ def test_hostile_texts_inject_no_element(text: str) -> None:
         [ExpectedStart(8, 2, 6.5, 7.0, 8.0)],
         slot_s=6,
     )
-    root = check(str(draw_timeline(shown)))
+    root = check(draw_timeline(shown))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
 
 
@@ -129,7 +128,7 @@ def test_timeline_keeps_bars_in_their_lane(drawn: list[tuple[float, float, int]]
         assert 0 <= offset <= max(0, nodes - bar.size)
     uses = [UseSum(0, "north", 1, local=1, idle=1)] if bars else []
     lane = TimelineLane("north", nodes, bars, cluster_path("north"), uses)
-    picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [lane], slot_s=900)))
+    picture = draw_timeline(Timeline(0.0, 2000.0, now, [lane], slot_s=900))
     if not bars:
         assert picture == ""
         return

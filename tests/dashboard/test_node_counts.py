@@ -25,7 +25,7 @@ def test_node_counts_of_pages_rest_and_metrics_are_equal_in_each_scene(name: str
 
         records = {record["name"]: record for record in read("/api/v1/clusters")["clusters"]}
         pages = {"overview": read("/now.json")["nodes"], "clusters": read("/clusters.json")["nodes"]}
-        maps = {cluster["name"]: cluster["nodes"] for cluster in read("/network.json")["map"]["clusters"]}
+        maps = {row["cluster"]: row["nodes"] for row in read("/network.json")["map"]["clusters"]}
         metrics = scene.http.get("/metrics").text
     counted = {kind: sum(record[kind] for record in records.values()) for kind in ("idle", "down", "withheld")}
     counted |= {kind: sum(record[key] for record in records.values()) for kind, key in RENAMED.items()}

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.dashboard.pages.job import decode_output
-from koalapy.dashboard.timeline import MEANINGS, Phase, TimelineLane, build_lanes, draw_timeline, job_timeline
+from koalapy.dashboard.timeline import MEANINGS, Phase, TimelineLane, build_lanes, job_timeline
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
+from tests.dashboard.pages import draw_timeline
 
 timestamps = st.one_of(st.none(), st.floats(0, 1000))
 
@@ -61,7 +62,7 @@ def test_job_timeline_is_ordered_and_well_formed(
             assert phase.what in MEANINGS
             assert phase.start <= phase.end
         assert all(one.end <= following.start for one, following in pairwise(phases))
-    picture = str(draw_timeline(job_timeline(lanes, now)))
+    picture = draw_timeline(job_timeline(lanes, now))
     if not picture:
         return
     root = ElementTree.fromstring(picture)

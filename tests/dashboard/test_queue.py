@@ -136,12 +136,13 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     mine = [submit_job(daemon, "dave", name="many") for _ in range(3)]
     confirm_path = "/queue/confirm?action=hold&all=true&q=user:dave"
     confirmation = olga.get_json(confirm_path.replace("confirm?", "confirm.json?"))
-    assert confirmation["effect"] == "holds 3 jobs of 1 user"
-    assert confirmation["order"] == "Hold 3 jobs of 1 user"
+    assert (confirmation["does"], confirmation["count"]) == ("holds", 3)
     empty_confirmation = alice.get_json(f"/queue/confirm.json?action=hold&job={mine[0]}")
     assert (empty_confirmation["jobs"], empty_confirmation["left_out"]) == ([], [[1, "not yours"]])
     assert "forms" not in alice.get_page(f"/queue/confirm?action=hold&job={mine[0]}")
     page = olga.get_page(confirm_path)
+    assert "This holds 3 jobs of 1 user." in page
+    assert ">Hold 3 jobs of 1 user</button>" in page
     daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel", json={"reason": "test"}).raise_for_status()
     # Send the earlier form: the state of one of its jobs has changed.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import koalapy.dashboard
-from koalapy.dashboard.grid_map import JOB_COLOURS
 from koalapy.dashboard.rendering import load_page_files
 
 Rgb = tuple[float, float, float]
@@ -22,6 +21,8 @@ VISION: dict[str, Matrix] = {
 """Simulation of full colour blindness on linear RGB (Machado, Oliveira and Fernandes 2009, severity 1)."""
 NODE_STATES = ("running", "claimed", "local", "down", "idle", "unknown")
 PHASES = ("held", "queued", "placed", "files", "claiming", "claimed", "starting", "running", "stopping")
+JOB_COLOURS = 6
+"""Number of colours of jobs in ``parts/map.html``."""
 MIN_DISTANCE = 0.08
 """Distance of two colours in OKLab; about four just noticeable differences."""
 

@@ -57,6 +57,33 @@ def test_delivery_missing_output_is_in_timeline() -> None:
     assert entries == [(job, 0, f"of its output there is missing {missing}")]
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_delivery_without_the_end_of_the_output_says_so_once(more: bool) -> None:
+    world = World({"north": 4})
+    job, token = submit_running_job(world)
+    missing = "possibly the end of what node 0 wrote: its runner was killed"
+    report = delivering_report(token, program_exit=3, missing=missing)
+    for _ in range(3):
+        world.apply_effects(world.scheduler.step([report], world.now))
+    lost = missing + "; 5 bytes: they are not in /spool any more" * more
+    ended = Reported("north", ComponentStatus(token, ComponentState.ENDED, program_exit=3, missing=lost))
+    world.apply_effects(world.scheduler.step([ended], world.now))
+    assert world.reasons(job, "output-missing") == [
+        f"of its output there is missing {text}" for text in dict.fromkeys((missing, lost))
+    ]
+
+
+def test_delivery_of_restarted_job_without_the_end_of_the_output_says_so() -> None:
+    """Reports about an earlier attempt count for nothing, so that the last one would say it too late."""
+    world = World({"north": 4})
+    job, token = submit_running_job(world)
+    failure = delivering_report(token, error="the node was lost", infrastructure=True, missing="5 bytes")
+    effects = world.scheduler.step([failure], world.now)
+    assert effects.jobs[job].state is JobState.QUEUED
+    entries = [(e.generation, e.reason) for e in effects.timeline if e.event == "output-missing"]
+    assert entries == [(1, "of its output there is missing 5 bytes")]
+
+
 def test_delivery_does_not_delay_restarted_job() -> None:
     world = World({"north": 4})
     job, token = submit_running_job(world)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.store.output import OutputStore
+from koalapy.store.output import BLOCK, OutputStore
 from koalapy.store.records import OutputPiece
 
 TOKEN = "7.1.0.abc"
@@ -173,6 +173,41 @@ def test_bytes_that_are_sent_again_replace_those_a_loss_of_power_has_cut(tmp_pat
     assert store.append(TOKEN, [OutputPiece(70, text[70:90])]) == 90
     assert store.append(TOKEN, [OutputPiece(90, text[90:])]) == 128
     assert b"".join(piece.data for piece in store.read(TOKEN, 0, to_the_end=True)) == text
+
+
+def lose_power(folder: Path, synced: int, chance: random.Random) -> None:
+    """Spoil some of the blocks of files with the bytes from ``synced`` on, as a loss of power may leave them."""
+    for path in folder.rglob("*@*"):
+        start = int(path.name.partition("@")[2])
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            for block in range(0, size, BLOCK):
+                if chance.random() < 0.5:
+                    first, last = max(block, synced - start), min(block + BLOCK, size)
+                    file.seek(first)
+                    file.write(bytes(max(0, last - first)))
+            if chance.random() < 0.5:  # its size is that before, or one in between
+                file.truncate(chance.randint(min(size, max(0, synced - start)), size))
+
+
+@given(seed=st.integers(0, 2**32))
+def test_output_after_a_loss_of_power_becomes_whole(seed: int) -> None:
+    """Whatever part of the last bytes, which were not acknowledged, was flushed."""
+    chance = random.Random(seed)
+    letters = range(chance.randint(0, 1), chance.choice((2, 256)))
+    text = bytes(chance.choices(letters, k=chance.randint(1, 12 * BLOCK)))
+    synced = chance.randrange(len(text))
+    with TemporaryDirectory() as folder:
+        store = OutputStore(Path(folder), 14 * BLOCK, 5 * BLOCK)
+        store.append(TOKEN, [OutputPiece(0, text[:synced])])
+        store.append(TOKEN, [OutputPiece(synced, text[synced:])])
+        lose_power(Path(folder), synced, chance)
+        store, position = OutputStore(Path(folder), 14 * BLOCK, 5 * BLOCK), synced
+        while position < len(text):
+            assert all(text.startswith(data) for _, _, data in read_all(store, to_the_end=False))
+            data = text[position : position + chance.randint(1, 4 * BLOCK)]
+            position = max(store.append(TOKEN, [OutputPiece(position, data)]), position + len(data))
+        assert read_all(store) == [(0, 0, text)]
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -8,14 +8,14 @@ from pydantic import BeforeValidator
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, may_see_errors
+from koalapy.api.clusters import DrainOrder, Name, ResumeOrder, record_for
 from koalapy.daemon.agents.questions import list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
 from koalapy.dashboard.charts import use_chart
-from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, Simulate, View, parse_body
 from koalapy.dashboard.pages.audit import Before, read_changes
 from koalapy.dashboard.pages.scheduler import failures_of
@@ -25,39 +25,24 @@ from koalapy.dashboard.rows import Survey, alert_row, cluster_row, fold_clusters
 from koalapy.dashboard.tables import TableParameters, TableQuery, Words, matches_text, show_rows
 from koalapy.dashboard.time_range import Since, Until, parse_range
 from koalapy.model.identity import Identity, Role
-from koalapy.model.reports import LrmCalls
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
-from koalapy.scheduler.clusters import ClusterStatus
 
 MAX_NODES_SHOWN = 24
 MAX_ERRORS = 20
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
+SHOWN_HEALTH = ("errors", "unusable", "trials", "probation", "probation_at")
 
 Moment = Annotated[fields.PointInTime | None, BeforeValidator(lambda text: text or None)]
 """A point in time of a form; None if the field is empty."""
 
 
-def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
-    """Return the errors and the probation of a cluster; the last error only for operators."""
-    return HealthStatus(
-        errors=health.errors,
-        unusable=health.unusable,
-        note=health.note if is_operator else health.summary,
-        trials=health.trials,
-        probation=health.probation,
-        probation_at=health.probation_at,
-        limit_lifted_at=0.0,  # others, such as proofs, have tokens and what users asked for
-    )
-
-
-def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
-    """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
-    return [
-        calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="")
-        for calls in cluster.last_report.calls
-    ]
+def shown_health(health: HealthStatus, *, is_operator: bool) -> View:
+    """Return the errors and the probation of a cluster; the last error only for operators. Other values, such as
+    proofs, have tokens and what users asked for."""
+    note = health.note if is_operator else health.summary
+    return {name: getattr(health, name) for name in SHOWN_HEALTH} | {"note": note}
 
 
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -101,7 +86,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
             for row in listed
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
-        shown, view = show_nodes(rows, table, f"{cluster_path(name)}/nodes", q)
+        shown, view = show_rows(NODES, table, f"{cluster_path(name)}/nodes", {"q": q}, rows)
         return {
             "cluster": name,
             "q": q,
@@ -121,21 +106,23 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         name: Name, caller: Caller, changes_before: Before = 0, since: Since = "", until: Until = ""
     ) -> View:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
-        record, now = services.jobs.get_cluster(name), engine.clock()
+        record, now = record_for(caller, services.jobs.get_cluster(name)), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         time_range = parse_range(since, until, now)
         sums = await services.samples.read(time_range.start, time_range.end, (name,))
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
-        nodes_path = f"{cluster_path(name)}/nodes"
-        nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), nodes_path)
+        query, nodes_path = TableQuery(limit=MAX_NODES_SHOWN), f"{cluster_path(name)}/nodes"
+        nodes, node_table = show_rows(NODES, query, nodes_path, {}, group_nodes(rows))
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         marks = [(drain.since, f"drained {drain.author}") for drain in drains_of(status)]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
         return {
             "lane": cluster_row(status, record, survey, now),
+            # Why its agent is not connected, and when it sent its last message
+            "absence": (status.absence, status.contact.last_heard),
             "homes": survey.site_use(name),
             "groups": groups,
             "silenced": silenced,
@@ -151,7 +138,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             "notices": status.last_report.notices,
             "missing_programs": sorted(status.last_report.lacks),
             "versions": status.last_report.versions,
-            "calls": visible_calls(status, caller),
+            "calls": record.details.get("calls"),
             "reported_at": status.reported_at,
             "disks": status.last_report.disks,
             "nodes": nodes,

@@ -16,7 +16,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Simulate, View, parse_body
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
-from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.explain.capacity import (
@@ -35,8 +35,6 @@ MAX_ENDS_SHOWN = 20
 TIME_SLICE_S = 0.003
 """Computing time after which other tasks of the event loop run."""
 JOBS_PER_SLICE = 100
-EXPECTED_END_LIFETIME_S = 30.0
-"""Age after which the expected end of an unchanged job is computed again."""
 MAX_CACHED_VIEWS = 200
 VIEW_LIFETIME_S = 5.0
 MAX_LINES = 200
@@ -48,26 +46,6 @@ Pairs = Annotated[
     list[Annotated[Text, Field(max_length=10_000)]],
     Query(max_length=MAX_CHANGES, description="NAME=VALUE, separated by blanks"),
 ]
-
-
-class ExpectedEnds:
-    """A cache of the expected ends of active jobs."""
-
-    def __init__(self) -> None:
-        self._ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
-
-    async def load(self, queries: Queries, now: float) -> list[tuple[Job, ExpectedEnd | None]]:
-        """Return all active jobs with their expected ends, None for a job with an unknown end. Concurrent requests may
-        call this method: each fills a separate dictionary."""
-        ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
-        async for jobs in iterate_in_slices(list(queries.active_jobs()), JOBS_PER_SLICE):
-            for job in jobs:
-                entry = self._ends.get(job.id)
-                if entry is None or entry[0] is not job or now - entry[1] > EXPECTED_END_LIFETIME_S:
-                    entry = job, now, expected_end_of(job, queries.experience, now)
-                ends[job.id] = entry
-        self._ends = ends
-        return [(job, end) for job, _, end in ends.values()]
 
 
 def overdue_end(job: Job, now: float) -> ExpectedEnd | None:
@@ -83,19 +61,19 @@ def group_policies(capacities: Sequence[PolicyCapacity]) -> list[View]:
     """Merge policies with equal capacities, so that the page shows each capacity once."""
     groups: list[View] = []
     for one in capacities:
-        group = next(
-            (group for group in groups if (group["component"], group["total"]) == (one.component, one.total)), None
-        )
+        capacity: View = {"component": one.component, "total": one.total}
+        group = next((each for each in groups if capacity.items() <= each.items()), None)
         if group is None:
-            groups.append({"policies": [one.policy], "component": one.component, "total": one.total})
-        else:
-            group["policies"].append(one.policy)
+            groups.append(group := {"policies": [], **capacity})
+        group["policies"].append(one.policy)
     return groups
 
 
-async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now: float) -> View:
+async def capacity_view(queries: Queries, spec: JobSpec, now: float) -> View:
     """Compute the capacity for jobs with the owner and the priority of ``spec``."""
-    all_ends, offered = await ends.load(queries, now), queries.offer(spec).view
+    all_ends, offered = list[tuple[Job, ExpectedEnd | None]](), queries.offer(spec).view
+    async for jobs in iterate_in_slices(list(queries.active_jobs()), JOBS_PER_SLICE):
+        all_ends += [(job, expected_end_of(job, queries.experience, now)) for job in jobs]
     usable = {cluster.name for cluster in offered.by_idle}
     next_known_ends = next_ends(end for _, end in all_ends if end is not None and not usable.isdisjoint(end.nodes))
     capacities: list[PolicyCapacity] = []
@@ -191,7 +169,7 @@ Asked = Annotated[WhatIf, Depends(read_form)]
 
 def add_forecast(dashboard: Dashboard, services: Services) -> None:
     """Add the page of capacity and the page of simulated changes. Capacities are cached by user and priority."""
-    engine, ends, rules, forecasts = dashboard.engine, ExpectedEnds(), services.jobs.rules, services.forecasts
+    engine, rules, forecasts = dashboard.engine, services.jobs.rules, services.forecasts
     views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[View]]] = {}
 
     def make_form(asked: WhatIf) -> View:
@@ -214,7 +192,7 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
             if len(views) >= MAX_CACHED_VIEWS:
                 views.clear()
             spec = JobSpec(FlexibleRequest(1), owner=caller.user, priority=priority)
-            cached = views[key] = version, now, asyncio.ensure_future(capacity_view(engine.queries, ends, spec, now))
+            cached = views[key] = version, now, asyncio.ensure_future(capacity_view(engine.queries, spec, now))
         view = await asyncio.shield(cached[2])
         if not rules.high_priority.is_allowed_to(caller):
             view = view | {"priorities": (Priority.LOW,)}

@@ -12,17 +12,17 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
-from koalapy.api.job_views import TimelineView, attempt_view, view_for
+from koalapy.api.job_views import TimelineView, view_for
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.pages.audit import Before, read_changes
+from koalapy.dashboard.pages.queue import WORDS, exclusion_reason
 from koalapy.dashboard.pages.timeline import expected_start
 from koalapy.dashboard.rows import job_row
 from koalapy.dashboard.timeline import ExpectedStart, build_lanes, job_timeline
-from koalapy.model.job import Job, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job import Job
 from koalapy.model.node_requirement import describe_requirements
 from koalapy.validation.permissions import may_see_all_of
 
@@ -69,10 +69,15 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
             "command": " ".join(current.spec.command),
             # What the job requires of its nodes; empty without any requirement
             "nodes": describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
-            "actions": _possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
+            # Names of the actions that the page offers
+            "actions": [
+                action
+                for action in WORDS
+                if not exclusion_reason(action, current, caller)
+                and (action != "high" or jobs.rules.high_priority.is_allowed_to(caller))
+            ],
             "is_over": current.state.is_final,
             "picture": job_timeline(lanes, now, expected_starts_of(current, now)),
-            "attempts": [attempt_view(current, attempt) for attempt in last_attempts],
             # Earlier attempts, which are not shown
             "more_attempts": last_attempts[0].generation - 1 if last_attempts else 0,
             "explanation": ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),
@@ -132,18 +137,6 @@ def files_of(job: Job) -> list[tuple[str, str, int | None, str]]:
     if spec.bundle is not None:
         files.append(("uploaded bundle", spec.bundle.id, spec.bundle.size, "daemon"))
     return files + [("collected result", pattern, None, "") for pattern in spec.collect]
-
-
-def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
-    """Return the names of the actions that the page offers: ``low`` and ``high`` change the priority."""
-    if job.state.is_final:
-        return []
-    if not job.state.is_waiting:
-        return ["cancel"]
-    actions = ["cancel", "release" if job.state is JobState.HELD else "hold"]
-    if job.spec.priority is Priority.HIGH:
-        return [*actions, "low"]
-    return [*actions, "high"] if high_priority_allowed else actions
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")

@@ -13,13 +13,13 @@ from markupsafe import escape
 
 from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
-from koalapy.daemon.network.network import LinkRecord, Network
+from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.services import Services
 from koalapy.dashboard.charts import Chart, Curve, Unit
 from koalapy.dashboard.dashboard import Dashboard, SentForm, View
-from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
+from koalapy.dashboard.grid_map import MAX_RING, MapJob, MapLink, drawn_jobs
 from koalapy.dashboard.rendering import format_rate, format_seconds
-from koalapy.dashboard.rows import Survey, node_counts
+from koalapy.dashboard.rows import Survey, cluster_row
 from koalapy.model.cluster import pair_of
 from koalapy.model.job import Job
 from koalapy.model.measurement import MeasurementKind
@@ -162,14 +162,11 @@ def map_link(record: LinkRecord) -> MapLink:
     )
 
 
-def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> GridMap:
+def make_map(services: Services, survey: Survey, queries: Queries, now: float, jobs: Sequence[MapJob]) -> View:
     """Return the map of all clusters, the known links between those that it can show, and the first of the jobs."""
-    clusters = []
-    for record in services.jobs.list_clusters():
-        status = queries.grid[record.name]
-        clusters.append(MapCluster(record.name, record.state, node_counts(status, survey), status.known_at(now) != now))
-    clusters.sort(key=lambda cluster: cluster.name)
-    linked = {cluster.name for cluster in clusters}
+    records = sorted(services.jobs.list_clusters(), key=lambda record: record.name)
+    clusters = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
+    linked = {row.cluster for row in clusters}
     if len(clusters) > MAX_RING:
         linked &= {name for job in drawn_jobs(jobs) for name in job.nodes}
     links = [
@@ -177,7 +174,7 @@ def make_map(services: Services, survey: Survey, queries: Queries, now: float, j
         for record in services.network.list_known_links()
         if record.pair[0] != record.pair[1] and record.state != "unmeasured" and linked.issuperset(record.pair)
     ]
-    return GridMap(clusters, links, jobs[:MAX_JOBS])
+    return {"clusters": clusters, "links": links, "jobs": jobs}
 
 
 def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> None:
@@ -197,11 +194,12 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
         records = network.list_links(combinations_with_replacement(names, 2))
         links = link_directions(records)
         jobs = coallocated_jobs(queries)
+        shown = jobs[:MAX_JOBS]
         return {
-            "map": make_map(services, survey, queries, dashboard.engine.clock(), jobs),
+            "map": make_map(services, survey, queries, dashboard.engine.clock(), shown),
             # Active jobs with nodes on several clusters, and those that the map shows
             "job_count": len(jobs),
-            "drawn_jobs": len(drawn_jobs(jobs)),
+            "drawn_jobs": len(drawn_jobs(shown)),
             "clusters": names,
             # The links by source and target
             "rows": [[links[source, target] for target in names] for source in names],
@@ -213,7 +211,22 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> View:
-        return await link_view(network, one, other, limit)
+        """Return the state of a link and its last measurements; raise ``NotFoundError`` for an unknown cluster."""
+        measurements = await network.read_history(one, other, limit)
+        pair = pair_of(one, other)
+        (record,) = network.list_links([pair])
+        conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
+        times = [m.at for m in conclusive]
+        return {
+            "record": record,
+            "rejection_reason": network.rejection_reason(pair),
+            "measurements": measurements,
+            # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
+            "charts": [
+                Chart(name, times, 60.0, [Curve("", [getattr(m, name.lower()) for m in conclusive])], unit)
+                for name, unit in CHART_UNITS.items()
+            ],
+        }
 
     @dashboard.action("/network/measure", operation="measure_network")
     async def measure(form: SentForm) -> str:
@@ -225,23 +238,3 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
             return f"/network/{quote(first, safe='')}/{quote(second, safe='')}"
         network.measure_links()
         return "/network"
-
-
-async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> View:
-    """Return the state of a link and its last ``limit`` measurements. Raise ``NotFoundError`` for an unknown
-    cluster."""
-    measurements = await network.read_history(first, second, limit)
-    first, second = pair_of(first, second)
-    (record,) = network.list_links([(first, second)])
-    conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
-    times = [m.at for m in conclusive]
-    return {
-        "record": record,
-        "rejection_reason": network.rejection_reason((first, second)),
-        "measurements": measurements,
-        # Measured ``bandwidth`` in bytes per second and ``latency`` in seconds, oldest first
-        "charts": [
-            Chart(name, times, 60.0, [Curve("", [getattr(m, name.lower()) for m in conclusive])], unit)
-            for name, unit in CHART_UNITS.items()
-        ],
-    }

@@ -14,8 +14,8 @@ from koalapy.api.job_changes import submission_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
-from koalapy.model.command_line import command_for
-from koalapy.model.errors import KoalaError, UsageError
+from koalapy.model.command_line import command_for, format_request, parse_request
+from koalapy.model.errors import KoalaError, UsageError, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher
@@ -136,7 +136,7 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
             texts[name] = f"{value}B" if name == "memory" else format_walltime(value)
     if "processes_per_node" in body:
         texts["processes_per_node"] = str(body.pop("processes_per_node"))
-    kind, nodes = request["type"], _format_nodes(request)
+    kind, nodes = request["type"], format_request(request)
     others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
     kept = {"source": number, "nodes": nodes, "request": request, "fields": others}
     texts |= {"kind": kind, "nodes": nodes, "command": shlex.join(command), "kept": json.dumps(kept)}
@@ -146,15 +146,6 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
 def format_walltime(seconds: float) -> str:
     """Return a duration as the form accepts it: ``1:30:00``, and ``0.5s`` for a fraction."""
     return format_duration(seconds) if float(seconds).is_integer() and seconds < 86400 else f"{seconds:g}s"
-
-
-def _format_nodes(request: Mapping[str, Any]) -> str:
-    """Return the nodes of a request as the form's text."""
-    if request["type"] == "flexible":
-        return str(request["total_size"])
-    if request["type"] == "nonfixed":
-        return ",".join(str(component["size"]) for component in request["components"])
-    return ",".join(f"{component['cluster']}:{component['size']}" for component in request["components"])
 
 
 def _read_kept(job_fields: JobFields) -> dict[str, Any]:
@@ -199,22 +190,8 @@ def body_of(job_fields: JobFields) -> dict[str, Any]:
 def parse_nodes(kind: str, text: str) -> dict[str, Any]:
     """Return the request that a text such as ``4,2`` means. Raise ``UsageError`` if it means none."""
     if kind not in KINDS:
-        raise UsageError(
-            f"there is no request {kind!r}", field="kind", value=kind[:100], hint=f"use {', '.join(KINDS)}"
-        )
-    parts = [part.strip() for part in text.split(",")]
-    names, sizes = [""] * len(parts), parts
-    if kind == "fixed":
-        names = [part.rpartition(":")[0].strip() for part in parts]
-        sizes = [part.rpartition(":")[2].strip() for part in parts]
-    are_numbers = all(size.isascii() and size.isdecimal() and len(size) < 10 for size in sizes)
-    if not are_numbers or (kind == "fixed" and not all(names)) or (kind == "flexible" and len(parts) > 1):
-        example = KINDS[kind][1]
-        raise UsageError(f"nodes is {text[:100]!r}", field="nodes", value=text[:100], hint=f"write it as {example}")
-    numbers = [int(size) for size in sizes]
-    if kind == "flexible":
-        return {"type": kind, "total_size": numbers[0]}
-    if kind == "nonfixed":
-        return {"type": kind, "components": [{"size": size} for size in numbers]}
-    components = [{"cluster": name, "size": size} for name, size in zip(names, numbers, strict=True)]
-    return {"type": kind, "components": components}
+        reject("kind", kind[:100], f"is {kind[:100]!r}", f"use {', '.join(KINDS)}")
+    request = parse_request(kind, text)
+    if request is None:
+        reject("nodes", text[:100], f"is {text[:100]!r}", f"write it as {KINDS[kind][1]}")
+    return request

@@ -19,7 +19,7 @@ from koalapy.api.monitoring import (
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import group_alerts
-from koalapy.dashboard.charts import Chart, Curve, Mark, use_chart
+from koalapy.dashboard.charts import Chart, Curve, Mark, Unit, use_chart
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.dashboard.rows import (
     ClusterRow,
@@ -73,24 +73,17 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
         Curve(state, [counts.get((slot, state), 0) for slot in range(len(sums.starts))], colour)
         for state, colour in OUTCOMES.items()
     ]
-    curves = {
-        "queue": [Curve("waiting", sums.means("queued"))],
-        "starts": [Curve(f"{name}/min", sums.means(name)) for name in ("started", "ended")],
-        "outcomes": by_state,
-        "startup": [Curve("start-up", sums.values(lambda one: one.startup / one.started if one.started else None))],
-    }
-    titles = {"queue": "Queued jobs", "starts": "Starts and ends", "outcomes": "Ended jobs", "startup": "Start-up time"}
-    return {"nodes": use_chart("Nodes by use", sums, marks=marks)} | {
-        name: Chart(
-            titles[name],
-            sums.starts,
-            sums.length,
-            lines,
-            "seconds" if name == "startup" else "count",
-            name == "outcomes",
-            () if name == "startup" else marks,
-        )
-        for name, lines in curves.items()
+
+    def chart(title: str, curves: Sequence[Curve], unit: Unit = "count", *, stacked: bool = False) -> Chart:
+        return Chart(title, sums.starts, sums.length, curves, unit, stacked, marks if unit == "count" else ())
+
+    startup = sums.values(lambda one: one.startup / one.started if one.started else None)
+    return {
+        "nodes": use_chart("Nodes by use", sums, marks=marks),
+        "queue": chart("Queued jobs", [Curve("waiting", sums.means("queued"))]),
+        "starts": chart("Starts and ends", [Curve(f"{name}/min", sums.means(name)) for name in ("started", "ended")]),
+        "outcomes": chart("Ended jobs", by_state, stacked=True),
+        "startup": chart("Start-up time", [Curve("start-up", startup)], "seconds"),
     }
 
 

@@ -37,8 +37,8 @@ from koalapy.dashboard.tables import (
 )
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
-from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
+from koalapy.model.job import FINAL_STATES, Job, JobState
+from koalapy.model.job_search import MAX_LENGTH, format_term, parse_search
 from koalapy.model.job_spec import Priority
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
@@ -70,6 +70,12 @@ Text = Annotated[
 ]
 JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
 SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
+
+
+class ShownStates(fields.Input):
+    """The jobs of a form with the states that the page showed: a job that has changed since is not acted on."""
+
+    jobs: dict[JobNumber, JobState] = Field(min_length=1, max_length=MAX_SELECTED)
 
 
 async def _find_page(
@@ -130,7 +136,6 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", shared=True, table=JOBS)
     async def queue(caller: Caller, table: TableParameters, q: Text = "") -> View:
         """Return the jobs that a search finds; an invalid search returns its problem instead."""
-        examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         problem, shown, view = None, list[Job](), None
         try:
             shown, view = await _find_page(finder, queries.queues, q, caller, table)
@@ -144,10 +149,9 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, forecasts: Forecasts, finder: Jo
             "hint": problem.hint if problem else "",
             "jobs": await build_rows(shown, caller, jobs, queries, forecasts.latest_forecast),
             "table": view,
-            "words": examples,
-            # Titles and filters
-            "examples": _list_examples(caller),
-            "high_priority_allowed": allowed,
+            # The filter for the caller's own jobs; empty for operators, since they share the page
+            "own": "" if caller.has_role(Role.OPERATOR) else format_term("user", caller.user),
+            "high_priority_allowed": jobs.rules.high_priority.is_allowed_to(caller),
             "clusters": [
                 cluster.name
                 for cluster in queries.grid.clusters()
@@ -209,7 +213,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
             selected, omitted = list((await jobs.get_many(job)).values()), 0
         if action == "high":
             jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
-        reasons = {job.id: _exclusion_reason(action, job, caller) for job in selected}
+        reasons = {job.id: exclusion_reason(action, job, caller) for job in selected}
         affected = [job for job in selected if not reasons[job.id]]
         counts = Counter(reason for reason in reasons.values() if reason)
         left_out = [(count, reason) for reason, count in counts.items()]
@@ -221,15 +225,13 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder, prefi
             "title": title,
             "action": action,
             "path": "/queue/priority" if action in ("high", "low") else f"/queue/{action}",
-            # The effect in the third person: ``cancels 12 jobs of 3 users``
-            "effect": _describe_effect(does, len(affected), len(users)),
-            # The effect in the imperative, for the button
-            "order": _describe_effect(order, len(affected), len(users)),
+            # The action in the third person, and in the imperative for the button
+            "does": does,
+            "order": order,
+            "count": len(affected),
             "key": prefix + secrets.token_urlsafe(12),
             # The first of the jobs
             "jobs": await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries, None),
-            # Number of the others
-            "more_jobs": max(0, len(affected) - DEFAULT_ROWS),
             # Ids and states of all jobs, for the form
             "shown_states": ",".join(f"{job.id}:{job.state}" for job in affected),
             "states": dict(Counter(str(job.state) for job in affected)),
@@ -249,7 +251,9 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
     async def act_once(form: Form, action: Action, act: Act) -> FormAnswer:
         """Return the jobs that an action changed, and those that it did not. Lead to the queue if the form was sent
         before, since a reload would change jobs that have returned to the shown state."""
-        key, states, q = form.get("key"), _parse_shown_states(form), form.get("q")[:MAX_LENGTH]
+        pairs = (pair.partition(":")[::2] for pair in form.get("jobs").split(","))
+        states = parse_body(ShownStates, {"jobs": dict(pairs)}).jobs
+        key, q = form.get("key"), form.get("q")[:MAX_LENGTH]
         if not key.startswith(prefix) or len(key) > 100:
             raise UsageError("the form is older than the daemon", field="key", hint="select the jobs again")
         if key in used:
@@ -260,8 +264,7 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
         except UsageError:
             used.remove(key)  # nothing was changed, and the user may correct the form
             raise
-        done, rejected = [job for job in jobs if not job.problem], [job for job in jobs if job.problem]
-        return {"effect": WORDS[action][0], "done": done, "rejected": rejected, "q": q}, 200
+        return {"title": WORDS[action][0], "jobs": jobs, "q": q}, 200
 
     @dashboard.action("/queue/cancel", operation="cancel_jobs", **shown)
     async def cancel(caller: Caller, form: SentForm) -> FormAnswer:
@@ -283,22 +286,7 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions, prefix: str) -> None:
         return await act_once(form, "high" if value is Priority.HIGH else "low", act)
 
 
-def _list_examples(caller: Identity) -> Sequence[tuple[str, str]]:
-    """Return example searches; operators all have the same, since they share the page."""
-    own = () if caller.has_role(Role.OPERATOR) else (("yours", format_term("user", caller.user)),)
-    return (
-        ("all unfinished", ""),
-        *own,
-        ("waiting", "state:waiting"),
-        ("held", "state:held"),
-        ("active", "state:active"),
-        ("failed", "state:failed"),
-        ("waiting more than an hour", "state:waiting age>1h"),
-        ("high priority", "priority:high"),
-    )
-
-
-def _exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
+def exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
     """Return why an action does not apply to a job; empty if it does."""
     if not may_see_all_of(caller, job):
         return "not yours"
@@ -315,30 +303,3 @@ def _exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
         "low": (job.spec.priority is Priority.LOW, "already of low priority"),
     }[action]
     return reason if is_done else ""
-
-
-def _describe_effect(does: str, count: int, users: int) -> str:
-    """Return a phrase such as ``cancels 3 jobs of 2 users``; ``does`` is the verb."""
-    if not count:
-        return "does nothing: it applies to none of these jobs"
-    jobs, owners = ("1 job" if count == 1 else f"{count} jobs"), ("1 user" if users == 1 else f"{users} users")
-    return f"{does} {jobs} of {owners}"
-
-
-def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
-    """Return the selected jobs with the states that the page showed; raise ``UsageError`` if the form is invalid. A job
-    that has changed since is not acted on."""
-    try:
-        pairs = [pair.split(":") for pair in form.get("jobs").split(",") if pair]
-        states = {int(job): JobState(state) for job, state in pairs}
-    except ValueError as error:
-        raise UsageError("the list of jobs in the form is not valid", field="jobs", hint="select them again") from error
-    if any(abs(job) > fields.MAX_ID for job in states):
-        raise UsageError("the form contains job ids that are too large", field="jobs", hint="select the jobs again")
-    if not states or len(states) > MAX_SELECTED:
-        raise UsageError(
-            f"the form contains {len(states)} jobs; an action changes 1 to {MAX_SELECTED}",
-            field="jobs",
-            hint=f"select 1 to {MAX_SELECTED}",
-        )
-    return states

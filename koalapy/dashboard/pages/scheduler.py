@@ -1,11 +1,11 @@
 """The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections import Counter
+from dataclasses import MISSING, fields
 from itertools import pairwise
+from typing import Any
 
-from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard, View
@@ -14,7 +14,6 @@ from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.rules import Rules
 
 REASONS = {
@@ -28,36 +27,14 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
-
-    cluster: ClusterName
-    claims: int
-    """Components for which all nodes have reported."""
-    claims_failed: Mapping[str, int]
-    """By cause, the most frequent first."""
-    attempts_failed: Mapping[str, int]
-    """Attempts that failed for other reasons than the program, by cause."""
-
-    @property
-    def failed_claims(self) -> int:
-        return sum(self.claims_failed.values())
-
-
 def describe_timings(name: str, meaning: str, timings: Timings) -> View:
     """Return the table row for one kind of operation: counts since the start, and recent durations in seconds."""
-    recent = timings.summarize_recent()
     return {
         "what": name,
         "meaning": meaning,
         "count": timings.count,
         "failures": timings.failures,
-        "per_second": recent.per_second,
-        "mean": recent.mean,
-        # 95th percentile of recent durations
-        "most": recent.percentile_95,
-        "largest": recent.largest,
+        "recent": timings.summarize_recent(),
         # Distribution of all durations since the daemon started
         "spans": spans_of(timings),
     }
@@ -94,58 +71,65 @@ def _format_value(value: object) -> str:
     return "none" if value is None else format_quantity(value) if isinstance(value, int | float) else str(value)
 
 
-def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
-    """Return a cluster's successful claims, and its failed claims and attempts by cause."""
-    claims, attempts = instruments.claims_failed, instruments.attempts_failed
-    claims_failed = {str(cause): count for cause in ClaimFailure if (count := claims[cluster, cause])}
-    attempts_failed = {str(cause): count for cause in AttemptFailure if (count := attempts[cluster, cause])}
-    by_count = [dict(sorted(counts.items(), key=lambda item: -item[1])) for counts in (claims_failed, attempts_failed)]
-    return Failures(cluster, instruments.claims[cluster], *by_count)
+def failures_of(instruments: Instruments, cluster: ClusterName) -> View:
+    """Return a cluster's claims since the daemon started, each of which obtained nodes for a component, and its failed
+    claims and attempts by cause, the most frequent first; without failures of programs."""
 
+    def by_cause(failures: Counter[tuple[ClusterName, Any]]) -> dict[str, int]:
+        counts = Counter({str(cause): count for (name, cause), count in failures.items() if name == cluster})
+        return dict(counts.most_common())
 
-def scheduler_view(engine: Engine) -> View:
-    """Return the scheduler's state, counts and rules for the page."""
-    instruments, queries = engine.instruments, engine.queries
-    rounds = instruments.cycles
     return {
-        "queued": engine.stored_queued,
-        "active": engine.stored_active,
-        # Events that wait for the next engine cycle
-        "waiting": engine.pending_items,
-        # Events of the last engine cycle
-        "last_round": rounds.waiting,
-        "timed": [
-            describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.total),
-            describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
-            describe_timings("Transactions", "database writes of a cycle", instruments.writes),
-            describe_timings("Queries", "database reads", instruments.reads),
-        ],
-        "events": {_in_words(kind): count for kind, count in rounds.events.most_common()},
-        "events_refused": rounds.refused,
-        "submitted": sum(instruments.submitted.values()),
-        "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
-        "requeued": instruments.requeued,
-        "preemptions": instruments.preemptions,
-        "reclaims": instruments.reclaims,
-        # By policy, the jobs that it placed on one and on several clusters
-        "placements": {
-            policy: (instruments.placements[policy, False], instruments.placements[policy, True])
-            for policy in sorted({policy for policy, _ in instruments.placements})
-        },
-        # Each kind of refusal with its count and its meaning
-        "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
-        "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
-        "database_problem": engine.database.problem,
-        "database_size": instruments.database_size,
-        "epoch": engine.epoch,
-        "recent_span": RECENT_SPAN,
-        "parameters": parameters_of(queries.rules),
+        "cluster": cluster,
+        "claims": instruments.claims[cluster],
+        "claims_failed": by_cause(instruments.claims_failed),
+        "attempts_failed": by_cause(instruments.attempts_failed),
     }
 
 
 def add_scheduler(dashboard: Dashboard) -> None:
     """Add the page of the scheduler."""
+    engine = dashboard.engine
 
     @dashboard.page("/scheduler", "scheduler.html", operation="scrape", title="Scheduler", key="s")
     async def scheduler() -> View:
-        return scheduler_view(dashboard.engine)
+        """Return the scheduler's state, counts and rules."""
+        instruments, queries = engine.instruments, engine.queries
+        cycles = instruments.cycles
+        return {
+            "queued": engine.stored_queued,
+            "active": engine.stored_active,
+            # Events that wait for the next engine cycle
+            "waiting": engine.pending_items,
+            # Events of the last engine cycle
+            "last_round": cycles.waiting,
+            "timed": [
+                describe_timings(
+                    "Cycles", "process events, decide, write to the database, send commands", cycles.total
+                ),
+                describe_timings("Steps", "the part of a cycle that blocks the event loop", cycles.step),
+                describe_timings("Transactions", "database writes of a cycle", instruments.writes),
+                describe_timings("Queries", "database reads", instruments.reads),
+            ],
+            "events": {_in_words(kind): count for kind, count in cycles.events.most_common()},
+            "events_refused": cycles.refused,
+            "submitted": sum(instruments.submitted.values()),
+            "ended": {state: sum(instruments.ended[state, one] for one in Priority) for state in sorted(FINAL_STATES)},
+            "requeued": instruments.requeued,
+            "preemptions": instruments.preemptions,
+            "reclaims": instruments.reclaims,
+            # By policy, the jobs that it placed on one and on several clusters
+            "placements": {
+                policy: (instruments.placements[policy, False], instruments.placements[policy, True])
+                for policy in sorted({policy for policy, _ in instruments.placements})
+            },
+            # Each kind of refusal with its count and its meaning
+            "refusals": [(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
+            "claims_failed": sum(instruments.claims_failed.values()),
+            "claims": [failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
+            "database_problem": engine.database.problem,
+            "database_size": instruments.database_size,
+            "epoch": engine.epoch,
+            "recent_span": RECENT_SPAN,
+            "parameters": parameters_of(queries.rules),
+        }

@@ -12,20 +12,14 @@ from koalapy.api.access import Caller
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pages.queue import Text
 from koalapy.dashboard.rendering import with_query
-from koalapy.model.application import application_of
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job
 from koalapy.model.job_search import KINDS, STATE_GROUPS, format_term
 from koalapy.model.job_spec import Priority
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import owns
 
 MAX_COMPLETIONS = 12
-VALUES_OF_JOBS: Mapping[str, Callable[[Job], str]] = {
-    "user": lambda job: job.spec.owner,
-    "name": lambda job: job.spec.name,
-    "app": lambda job: application_of(job.spec),
-}
+KINDS_OF_JOBS = ("user", "name", "app")
 """The terms of which the unfinished jobs give the values."""
 VALUES_LIFETIME_S = 5.0
 
@@ -73,10 +67,10 @@ def complete_search(q: str, values_of: Callable[[str], list[str]]) -> list[str]:
 
 def _values_of(kind: str, caller: Identity, queries: Queries) -> list[str]:
     """Return the values of a term: all of a closed set, else those of the unfinished jobs that the caller may see."""
-    if (read := VALUES_OF_JOBS.get(kind)) is not None:
+    if kind in KINDS_OF_JOBS and (read := KINDS[kind].texts) is not None:
         sees_all = caller.has_role(Role.OPERATOR)
         jobs = (job for job in queries.jobs() if not job.spec.internal and (sees_all or owns(caller, job)))
-        return sorted({read(job) for job in jobs} - {""})
+        return sorted({text for job in jobs for text in read(job)} - {""})
     if kind in ("cluster", "home"):
         return sorted(cluster.name for cluster in queries.grid.clusters())
     policies = queries.policies.names()

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from koalapy.dashboard.dashboard import Dashboard, View
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import natural_key, site_of
 from koalapy.dashboard.time_range import Since, Until, parse_range
-from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases, is_used
+from koalapy.dashboard.timeline import ExpectedStart, Timeline, TimelineBar, TimelineLane, component_phases
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.history import USES, PastComponent, UseSum
 from koalapy.model.identity import Identity, Role
@@ -65,7 +64,7 @@ def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane
 def sum_uses(lanes: Sequence[TimelineLane]) -> list[UseSum]:
     """Return the sums of the nodes of several lanes by use and slot."""
     by_start, counts_of = defaultdict[int, list[Sequence[int]]](list), attrgetter(*USES)
-    for one in chain.from_iterable(lane.uses for lane in lanes):
+    for one in (one for lane in lanes for one in lane.uses):
         by_start[one.start].append(counts_of(one))
     sums = ((start, map(sum, zip(*counts, strict=True))) for start, counts in sorted(by_start.items()))
     return [UseSum(start, "", 1, **dict(zip(USES, counts, strict=True))) for start, counts in sums]
@@ -168,7 +167,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             )
             for name in names
         ]
-        used, idle = [lane for lane in lanes if is_used(lane)], [lane.label for lane in lanes if not is_used(lane)]
+        used, idle = [lane for lane in lanes if lane.is_used], [lane.label for lane in lanes if not lane.is_used]
         joined = used
         if len(used) > MAX_LANES and not cluster:
             joined = join_sites(used, since=time_range.since, until=time_range.until)

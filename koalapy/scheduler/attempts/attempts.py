@@ -58,6 +58,8 @@ class Attempts:
         self._health, self._queues = health, queues
         self._warned: set[Token] = set()
         """Components stopped with a warning that have not ended yet."""
+        self._missing: dict[Token, str] = {}
+        """What the timeline says is missing of the output of components that still send the rest."""
 
     def set_deadline(self, job: Job, kind: Deadline, due_at: float, component: int = 0) -> None:
         """Set a deadline for the job's live attempt. It is cancelled with the attempt."""
@@ -242,11 +244,15 @@ class Attempts:
         self._grid[component.cluster].nodes.expect_release(token, None if warning is None else now + warning.grace)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
-    def mark_delivering(self, job: Job, component: Component, now: float) -> Job:
-        """Mark a component that has released its nodes and still sends output."""
+    def mark_delivering(self, job: Job, component: Component, now: float, missing: str) -> Job:
+        """Mark a component that has released its nodes and still sends output, without the ``missing`` part.
+
+        The job may be tried again before it has sent the rest, and its later reports then count for nothing.
+        """
         if component.state is ComponentState.DELIVERING:
             return job
         self._note_no_warning(job, component, now)
+        self._note_missing_output(job, component, missing, now)
         self._grid[component.cluster].nodes.mark_delivering(job.token(component.index))
         job = self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
         return self._keep_released_nodes(job)
@@ -257,10 +263,8 @@ class Attempts:
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].nodes.release(token)
         self._ledger.send_command(ForgetComponent(component.cluster, token))
-        if missing:
-            self._ledger.record_event(
-                job, now, "output-missing", f"of its output there is missing {missing}", component
-            )
+        self._note_missing_output(job, component, missing, now)
+        self._missing.pop(token, None)
         ended_at = component.ended_at if component.has_ended else now
         job = self._ledger.update_component(job, component.index, state=ComponentState.ENDED, ended_at=ended_at)
         return self._keep_released_nodes(job)
@@ -277,6 +281,7 @@ class Attempts:
         """Stop waiting for a component that has not ended, as its attempt is over."""
         token = job.token(component.index)
         self._warned.discard(token)
+        self._missing.pop(token, None)
         self._grid[component.cluster].nodes.release(token)
         if job.ending is not JobState.QUEUED:
             self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
@@ -330,6 +335,12 @@ class Attempts:
                     f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
                 )
                 self._ledger.record_event(job, now, "not-warned", reason, component)
+
+    def _note_missing_output(self, job: Job, component: Component, missing: str, now: float) -> None:
+        """Record which part of its output a component has lost, unless that is known."""
+        if missing and self._missing.get(token := job.token(component.index)) != missing:
+            self._missing[token], text = missing, f"of its output there is missing {missing}"
+            self._ledger.record_event(job, now, "output-missing", text, component)
 
     def note_lost_output(self, job: Job, component: Component, reason: str, now: float) -> None:
         """Record that the output of a started program that has not arrived yet is lost."""

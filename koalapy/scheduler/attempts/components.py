@@ -71,7 +71,7 @@ class Components:
         job = self._advance_component(job, component, status, now)
         has_nodes = component.claimed_at is not None and not component.has_ended
         if status.state is ComponentState.DELIVERING:
-            job = self._attempts.mark_delivering(job, live(job).components[component.index], now)
+            job = self._attempts.mark_delivering(job, live(job).components[component.index], now, status.missing)
         elif status.state is ComponentState.ENDED:
             job = self._attempts.mark_ended(job, live(job).components[component.index], now, status.missing)
         job = self._record_wait(job, live(job).components[component.index], status, now)

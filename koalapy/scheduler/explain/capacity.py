@@ -101,9 +101,8 @@ def estimate_capacities(
             continue
         room = _PolicySearch(dry_run, replace(base, policy=policy), ahead)
         component = yield from room.find_largest(room.single_cluster_requests, ahead.largest)
-        total = None
-        if capabilities.combines_clusters:
-            total = yield from room.find_largest(room.multi_cluster_requests, ahead.totals)
+        combined = room.find_largest(room.multi_cluster_requests, ahead.totals)
+        total = (yield from combined) if capabilities.combines_clusters else None
         yield PolicyCapacity(policy, component, total)
 
 
