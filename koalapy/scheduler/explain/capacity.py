@@ -166,7 +166,7 @@ class _PolicySearch:
         clusters, placement = Counter[ClusterName](), answers.get(largest)
         for component in placement.components if placement is not None else ():
             clusters[component.cluster] += component.size
-        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1, bounds)))
+        return SizeEstimate(largest, dict(clusters), (yield from self._first_larger_end(splits, largest + 1, bounds)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Yield requests for all nodes on one cluster."""
