@@ -48,8 +48,8 @@ def _manager_cell(row: ClusterRow, now: float) -> str:
     if row.answers is None:
         return "not reported"
     text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
-    failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f"{text}, {link(f'{_path(row)}#calls', failures)}" if row.answers.failures else text
+    text += f", {link(f'{_path(row)}#calls', f'{row.answers.failures:,} failed')}" if row.answers.failures else ""
+    return f'<span class="nowrap">{text}</span>'
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
@@ -68,7 +68,7 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
             "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),
         Column("waiting", "Waiting jobs", style="number", href=_jobs_of("queued"), is_optional=True),
-        Column("known", "Report", lambda row: iso_time(row.known_at), "nowrap", html=_age_cell),
+        Column("known", "Report", lambda row: iso_time(row.known_at), html=_age_cell),
         Column("manager", "Resource manager", attrgetter("problem"), html=_manager_cell, is_sortable=False),
         Column("reason", "Reason", style="said", is_sortable=False),
     ),

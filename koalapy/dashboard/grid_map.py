@@ -2,7 +2,7 @@
 
 Up to ``MAX_RING`` clusters are on an ellipse, with all links between them. Of more clusters, those that co-allocated
 jobs span are on the ellipse, with the links between them, and all others are in rows below, so that no line crosses
-another cluster. Names are left out where they would overlap. ``parts/map.html`` draws the map as SVG.
+another cluster; those without a current report are small, and last. ``parts/map.html`` draws the map as SVG.
 """
 
 from collections import Counter
@@ -26,8 +26,7 @@ WIDTH = 640
 """A map about as wide as high is readable on a phone."""
 RING_HEIGHT, FLAT_RING_HEIGHT = 520, 360
 """Heights of the ellipse, and of one with at most ``FLAT_RING`` clusters."""
-FLAT_RING = 4
-MIN_COLUMNS = 6
+FLAT_RING, MIN_COLUMNS, STALE_COLUMNS = 4, 6, 24
 LARGEST_RADIUS, SMALLEST_RADIUS = 36.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
 MIN_BANDWIDTH_RATIO = 10.0
@@ -90,11 +89,9 @@ def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[MapLink], jobs: 
         # The number of jobs on several clusters, by cluster
         "shared": Counter(name for job in jobs for name in job.nodes),
         # The clusters on the ellipse and in rows, each with its disc and its label
-        "ring": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 22)) for row in ring],
-        "rows": [
-            (row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 12) if len(others) <= MAX_NAMED else "")
-            for row in others
-        ],
+        "ring": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 18)) for row in ring],
+        "rows": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 12)) for row in others],
+        "has_names": len(others) <= MAX_NAMED,
     }
 
 
@@ -108,20 +105,23 @@ def _place(ring: Sequence[ClusterRow], others: Sequence[ClusterRow]) -> tuple[di
     discs, number, height = {}, len(ring), 0.0
     if number:
         height = float(FLAT_RING_HEIGHT if number <= FLAT_RING else RING_HEIGHT)
-        horizontal, vertical = (0.0, 0.0) if number == 1 else (WIDTH / 2 - 110, height / 2 - 70)
+        horizontal, vertical = (0.0, 0.0) if number == 1 else (WIDTH / 2 - 80, height / 2 - 70)
+        # Beside each other at the left and right there is room for a disc with its name below.
+        limit = min(LARGEST_RADIUS, (height if number == 1 else vertical * sin(2 * pi / max(4, number)) - 24) / 2)
         for index, row in enumerate(ring):
             # The first cluster is at the left, so that two or three clusters share the width.
             angle = pi + 2 * pi * index / number
             x, y = WIDTH / 2 + horizontal * cos(angle), height / 2 - 8 + vertical * sin(angle)
-            discs[row.cluster] = x, y, radius(row, LARGEST_RADIUS)
-    if others:
-        columns = max(MIN_COLUMNS, ceil(sqrt(len(others) * 0.9)))
+            discs[row.cluster] = x, y, radius(row, limit)
+    for is_stale in (False, True):
+        band = [row for row in others if row.stale is is_stale]
+        columns = max(STALE_COLUMNS if is_stale else MIN_COLUMNS, ceil(sqrt(len(band) * 0.9)))
         cell = WIDTH / columns
-        row_height = cell * 0.8 + (16 if len(others) <= MAX_NAMED else 2)
-        for index, row in enumerate(others):
+        row_height = cell * 0.8 + (2 if is_stale or len(others) > MAX_NAMED else 16)
+        for index, row in enumerate(band):
             x, y = (index % columns + 0.5) * cell, height + (index // columns) * row_height + cell * 0.4
             discs[row.cluster] = x, y, radius(row, cell * 0.34)
-        height += ceil(len(others) / columns) * row_height
+        height += ceil(len(band) / columns) * row_height
     return discs, height
 
 

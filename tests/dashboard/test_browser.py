@@ -38,26 +38,44 @@ def sixty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
         yield daemon
 
 
-FIT_PHONE = """() => {
+FIT_SCREEN = """() => {
   const shown = [...document.querySelectorAll("main *, header *, footer *")].filter((node) => node.checkVisibility());
   const name = (node) => `${node.localName}.${node.getAttribute("class")} ${node.textContent.trim().slice(0, 30)}`;
-  const problems = [];
+  const problems = [], canvas = document.createElement("canvas").getContext("2d"), isPhone = innerWidth < 600;
   const root = document.documentElement, excess = root.scrollWidth - root.clientWidth;
+  const overlap = (one, other) => one.left < other.right - 1 && other.left < one.right - 1 && one.top < other.bottom - 3
+    && other.top < one.bottom - 3;
   if (excess > 0) problems.push(`${excess} px too wide`);
-  if (root.scrollHeight > 7 * innerHeight) problems.push(`${root.scrollHeight} px long`);
+  if (isPhone && root.scrollHeight > 7 * innerHeight) problems.push(`${root.scrollHeight} px long`);
   for (const node of shown) {
-    const box = node.getBoundingClientRect();
+    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
     if (node.matches(".wide:not(:has(.heat)), pre, figure, section") && node.scrollWidth > node.clientWidth + 1)
-      problems.push(`cut: ${name(node)}`);
-    if (node.matches("button, .button, select, summary, input, .chips a, header a, .tile a")
+      problems.push(`cut by ${node.scrollWidth - node.clientWidth} px: ${name(node)}`);
+    if (style.overflowX === "hidden" && node.scrollWidth > node.clientWidth + 1
+        && !node.matches(".unseen, .hidden, .name, .plot, .plot *")) problems.push(`ends in dots: ${name(node)}`);
+    if (node.localName === "input" && node.placeholder) {
+      canvas.font = style.font;
+      const room = node.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      if (canvas.measureText(node.placeholder).width > room + 1) problems.push(`cut: ${node.placeholder}`);
+    }
+    if (isPhone && node.matches("button, .button, select, summary, input, .chips a, header a, .tile a")
         && box.height < 39.5 && !node.closest("label:has(input)") && !node.matches(".choose input, .unseen"))
       problems.push(`${Math.round(box.height)} px high: ${name(node)}`);
     if (node.matches("svg text:not(.nodes *)") && node.textContent && box.height < 9)
       problems.push(`tiny: ${name(node)}`);
+    if (node.localName === "svg") {
+      const texts = [...node.querySelectorAll("text")].filter((text) => text.textContent && text.checkVisibility());
+      const boxes = texts.map((text) => text.getBoundingClientRect());
+      boxes.forEach((one, index) => {
+        for (let later = index + 1; later < boxes.length; later++)
+          if (overlap(one, boxes[later]))
+            problems.push(`collide: ${texts[index].textContent}, ${texts[later].textContent}`);
+      });
+    }
   }
   return [...new Set(problems)].slice(0, 12);
 }"""
-"""Describes what of a page a phone does not show, or a finger does not hit."""
+"""Describes what of a page a screen does not show, or a finger does not hit."""
 
 
 @pytest.fixture
@@ -141,16 +159,20 @@ def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: Serv
 
 
 @pytest.mark.parametrize("scene", ["small", "wide"])
-def test_each_page_fits_a_phone(browser: Any, scene: str, tmp_path: Path) -> None:
-    from tests.dashboard.browser import PHONE, Visitor
+def test_each_page_fits_phone_desktop_and_zoom(browser: Any, scene: str, tmp_path: Path) -> None:
+    from tests.dashboard.browser import DESKTOP, PHONE, Visitor
     from tests.dashboard.screenshots import scene_pages
 
+    zoomed = {"width": DESKTOP["width"] // 2, "height": DESKTOP["height"] // 2}
     with serve_scene(scene, tmp_path) as daemon:
-        visitor, problems = Visitor(browser, daemon.url, daemon.admin_token, viewport=PHONE), {}
+        visitor, problems = Visitor(browser, daemon.url, daemon.admin_token), {}
         for name, path in scene_pages(visitor).items():
             if name in ("drain", "what-if-answer"):  # simulations, which take long
                 continue
-            problems[path] = visitor.open(path, live=False).evaluate(FIT_PHONE)
+            page = visitor.open(path, live=False)
+            for size in (DESKTOP, zoomed, PHONE):
+                page.set_viewport_size(size)
+                problems[f"{path} at {size['width']} px"] = page.evaluate(FIT_SCREEN)
         visitor.close()
     assert {path: found for path, found in problems.items() if found} == {}
 
@@ -273,13 +295,38 @@ def test_form_of_time_keeps_typed_text_and_fits_phone(visitor: Any, sixty: Serve
     assert page.evaluate("(nav) => nav.scrollWidth - nav.clientWidth", page.query_selector("[aria-label=Time]")) == 0
 
 
-def test_charts_without_scripts_take_no_room(browser: Any, sixty: ServedDaemon) -> None:
+def test_pages_without_scripts_show_no_dead_parts(browser: Any, sixty: ServedDaemon) -> None:
     from tests.dashboard.browser import Visitor
 
     visitor = Visitor(browser, sixty.url, sixty.admin_token, java_script_enabled=False)
-    page = visitor.open("/", live=False)
-    assert page.locator(".plot").count() > 0
-    assert not any(plot.is_visible() for plot in page.locator(".plot").all())
+    dead = {"/": ".plot", "/timeline": ".scripted", "/clusters/leiden-1/drain": "progress", "/clusters": "footer kbd"}
+    for path, selector in dead.items():
+        found = visitor.open(path, live=False).locator(selector)
+        assert found.count() > 0, path
+        assert not any(part.is_visible() for part in found.all()), path
+    assert (
+        visitor.open("/clusters/leiden-1/drain", live=False).get_by_role("link", name="Simulate without").is_visible()
+    )
+    visitor.close()
+
+
+def test_print_of_dark_pages_is_light_and_complete(browser: Any, sixty: ServedDaemon) -> None:
+    from tests.dashboard.browser import Visitor
+
+    visitor = Visitor(browser, sixty.url, sixty.admin_token, color_scheme="dark")
+    stroke = "document.querySelector('.plot .u-legend .u-marker').style.borderColor"
+    for path in ("/", "/clusters", "/queue", "/network", "/timeline?since=7d", "/history", "/users", "/forecast"):
+        page = visitor.open(path)
+        dark = page.evaluate(stroke) if path == "/" else ""
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 680, "height": 1000})  # A4 without its margins
+        if dark:
+            page.wait_for_function(f"(dark) => {stroke} !== dark", arg=dark)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", path
+        problems = page.evaluate(FIT_SCREEN)
+        assert problems == [], path
+        page.emulate_media(media="screen")
+        page.set_viewport_size({"width": 1280, "height": 800})
     visitor.close()
 
 

@@ -84,9 +84,25 @@ def test_grid_map_shows_each_cluster_inside_the_picture(clusters: int) -> None:
         boxes.append((x, y, radius))
     for (x1, y1, r1), (x2, y2, r2) in combinations(boxes, 2):
         assert ((x1 - x2) ** 2 + (y1 - y2) ** 2) ** 0.5 >= (r1 + r2) * 0.9, "discs cover each other"
+        if clusters <= MAX_RING and abs(x1 - x2) < max(r1, r2):
+            assert abs(y1 - y2) >= r1 + r2 + 16, "a disc covers the name of another"
     assert len([e for e in root.iter("path") if "job" in e.get("class", "")]) == jobs
     if 1 < clusters <= MAX_RING:
         assert len([e for e in root.iter("line") if "link" in e.get("class", "")]) == links
+
+
+def test_clusters_without_report_are_small_and_last() -> None:
+    shown = [make_row(f"site-{n:02}", "usable", NodeCounts(idle=64), n < 48) for n in range(60)]
+    root = check(render_map(shown, [], [MapJob(1, "running", {"site-48": 4, "site-59": 2})]))
+    heights = {
+        link.get("href", "").rpartition("/")[2]: float(disc.get("cy", ""))
+        for link in root.iter("a")
+        if (disc := link.find("circle")) is not None
+    }
+    first = min(heights[f"site-{n:02}"] for n in range(48))
+    assert all(heights[f"site-{n:02}"] < first for n in range(48, 60))
+    assert float(root.get("height", "")) < 900
+    assert [e.text for e in root.iter("text") if e.get("class") == "name"][2:] == [f"site-{n}" for n in range(49, 59)]
 
 
 def test_drawn_jobs_fit_on_the_ellipse() -> None:

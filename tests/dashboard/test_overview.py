@@ -76,7 +76,7 @@ def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
         "ended": len(jobs),
         "failed": ends["failed"],
         "share": pytest.approx(100 * ends["failed"] / (ends["failed"] + ends["succeeded"])),
-        "usual": 0.0,
+        "usual": None,
     }
     assert ends["cancelled"]
     (total,) = scene.http.get("/history.json?since=yesterday").json()["totals"]
@@ -84,6 +84,14 @@ def test_outcomes_by_slot_are_those_of_ended_jobs(scene: ServedDaemon) -> None:
     early = scene.http.get("/now.json?since=6h&until=3h").json()["outcomes"]
     late = scene.http.get("/now.json?since=3h").json()["outcomes"]
     assert late["usual"] == pytest.approx(early["share"], abs=5)
+
+
+def test_pages_show_no_share_of_more_than_all(scene: ServedDaemon) -> None:
+    for path in ("/", "/history?since=7d", "/history?by=user&since=7d", "/timeline?since=7d&table=true", "/users"):
+        text = scene.http.get(path, headers={"Accept": "text/html"}).text
+        shares = [float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", text)]
+        assert shares or path == "/users", path
+        assert max(shares, default=0) <= 100, path
 
 
 @pytest.mark.parametrize(

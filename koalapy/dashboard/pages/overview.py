@@ -100,7 +100,7 @@ def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     for slot, state, count in outcomes:
         figures = before if slot < 0 else now
         setattr(figures, state, getattr(figures, state) + count)
-    share, usual = (0.0 if one.success is None else 100 * (1 - one.success) for one in (now, before))
+    share, usual = (None if one.success is None else 100 * (1 - one.success) for one in (now, before))
     return {"ended": now.succeeded + now.failed + now.cancelled, "failed": now.failed, "share": share, "usual": usual}
 
 

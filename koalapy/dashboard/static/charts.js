@@ -53,8 +53,10 @@
     return `${+(s / unit).toPrecision(s < unit * 100 ? 2 : 3)} ${name}`;
   };
   // Distances of marks at round numbers of each unit, in seconds.
-  const STEPS = [0.001, 0.01, 0.1, 1, 10].flatMap((unit) => [1, 2, 5].map((n) => n * unit))
-    .concat([60, 120, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2419200]);
+  const STEPS = [0.001, 0.01, 0.1, 1].flatMap((unit) => [1, 2, 5].map((n) => n * unit))
+    .concat([10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2419200]);
+  const short = new Intl.NumberFormat("en", { notation: "compact" });
+  const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].flatMap((unit) => [1, 2, 5].map((n) => n * unit));
   const TOLD = { rate: (v) => `${+(v / 1e6).toPrecision(3)} MB/s`, share: (v) => `${(100 * v).toFixed(0)} %`, seconds: span, count: (v) => (+v.toPrecision(4)).toLocaleString("en") };
 
   // The last slot is drawn to its end. Curves of a stack are drawn from the top one to the bottom one.
@@ -78,6 +80,7 @@
       };
     });
     if (chart.stacked) curves.reverse();
+    const isWhole = chart.unit === "count" && chart.curves.every((curve) => curve.values.every((value) => value === null || Number.isInteger(value)));
     const utc = chart.length >= DAY, end = chart.at.at(-1) + chart.length;
     return new uPlot({
       width: Math.max(160, place.clientWidth), height: small ? SMALL : TALL, series: [{ label: " ", value: (_, at) => at === null ? "" : `from ${utc ? new Date(at * 1000).toISOString().slice(0, 10) : clock(new Date(at * 1000))}` }, ...curves],
@@ -88,7 +91,7 @@
         const date = new Date(time * 1000), days = end - chart.at[0] > 2 * DAY;
         return days ? clock(date).slice(0, 5) : clock(date).slice(6);
       }), ...(utc && { incrs: [1, 2, 7, 14, 28, 91, 364].map((days) => days * DAY) }), ...(!utc && end - chart.at[0] > 2 * DAY && { incrs: [1, 2, 5, 7, 14].map((days) => days * DAY) }) },
-      { ...axis, size: small ? 52 : 64, space: small ? 24 : 30, values: (_, marks) => marks.map((mark) => mark === null ? "" : told(mark)), ...(chart.unit === "seconds" && { incrs: STEPS }) }],
+      { ...axis, size: small ? 52 : 64, space: small ? 24 : 30, values: (_, marks) => marks.map((mark) => mark === null ? "" : mark >= 1e4 && chart.unit === "count" ? short.format(mark) : told(mark)), ...(chart.unit === "seconds" && { incrs: STEPS }), ...(isWhole && { incrs: WHOLE }) }],
       cursor: { sync: { key: "page" }, drag: { x: true, y: false, setScale: false }, points: { show: !chart.stacked } },
       hooks: {
         setSelect: [(plot) => { if (plot.select.width > 8) zoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")); }],
@@ -137,7 +140,7 @@
   };
   show(true);
   document.body.addEventListener("htmx:after:swap", () => show(false));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(true));
+  for (const media of ["print", "(prefers-color-scheme: dark)"]) matchMedia(media).addEventListener("change", () => show(true));
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => show(true), 200); });
 })();
