@@ -1,9 +1,8 @@
 """Close-to-Files (mohamed-2005 2.6): place each component where its input files are available first."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
@@ -18,7 +17,7 @@ from koalapy.model.request import (
 )
 from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
 from koalapy.policies.fixed import Fixed
-from koalapy.policies.network import NONE, Transfer, estimate_transfer
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import (
     does_not_serve,
     idle_nodes,
@@ -27,12 +26,10 @@ from koalapy.policies.policy import (
     reason_for,
     with_idle,
 )
+from koalapy.policies.worst_fit import Unplaced, fit_in_turn
 
 Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
 """Usable clusters that can get a list of files, grouped by transfer time, the shortest time first."""
-
-
-NO_NODES_USED: Mapping[ClusterName, int] = MappingProxyType({})
 
 
 class CloseToFiles:
@@ -82,18 +79,8 @@ def closest_site(
     return closest[0].name, closest[1]
 
 
-def _reachable_clusters(
-    files: tuple[InputFile, ...], grid: GridView, used_clusters: Collection[ClusterName] = ()
-) -> Reach:
-    """Return the clusters that can get the files, grouped by transfer time.
-
-    ``used_clusters``: clusters with idle nodes that are already used. Without files, return only the clusters with the
-    most idle nodes, one more than these.
-    """
-    if not files:
-        # One of these clusters has no used nodes, since there is one more of them than in ``used_clusters``. Clusters
-        # after it have no more idle nodes.
-        return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(used_clusters) + 1]]]
+def _reachable_clusters(files: tuple[InputFile, ...], grid: GridView) -> Reach:
+    """Return the clusters that can get the files, grouped by transfer time."""
     return grid.compute_lasting(("reach", files), lambda grid: _group_by_transfer_time(files, grid))
 
 
@@ -129,33 +116,35 @@ def _closest_with_nodes(
     return None
 
 
-def _place_components(
-    components: Sequence[ComponentRequest], grid: GridView, used_nodes: Mapping[ClusterName, int] = NO_NODES_USED
-) -> tuple[PlacedComponent, ...] | int:
-    """Return the placed components, or the index of the first that fits nowhere; ``used_nodes`` are not available.
+def _place_components(components: Sequence[ComponentRequest], grid: GridView) -> tuple[PlacedComponent, ...] | int:
+    """Return the placed components, or the index of the first that fits nowhere.
 
     If placing by transfer time fails, place each component on the cluster with the most nodes left that can get its
     inputs. So a request that worst-fit can place is placed whatever its links are.
     """
-    placed = _place_in_turn(components, grid, dict(used_nodes), nearest=True)
-    if not isinstance(placed, int) or not any(component.inputs for component in components):
-        return placed
-    by_room = _place_in_turn(components, grid, dict(used_nodes), nearest=False)
+    if not any(component.inputs for component in components):
+        fit = fit_in_turn([component.size for component in components], grid.by_idle)
+        if isinstance(fit, Unplaced):
+            return fit.index
+        sites = zip(components, fit, strict=True)
+        return tuple(PlacedComponent(one.size, site, index) for index, (one, (site, _)) in enumerate(sites))
+    placed = _place_in_turn(components, grid, nearest=True)
+    by_room = _place_in_turn(components, grid, nearest=False) if isinstance(placed, int) else placed
     return placed if isinstance(by_room, int) else by_room
 
 
 def _place_in_turn(
-    components: Sequence[ComponentRequest], grid: GridView, used_nodes: dict[ClusterName, int], *, nearest: bool
+    components: Sequence[ComponentRequest], grid: GridView, *, nearest: bool
 ) -> tuple[PlacedComponent, ...] | int:
     """Return the placed components, larger ones first; or the index of the first that fits nowhere.
 
-    ``used_nodes``: nodes that are not available; those of the placement are added to it. ``nearest``: prefer the
-    shortest transfer to the most idle nodes.
+    ``nearest``: prefer the shortest transfer to the most idle nodes.
     """
+    used_nodes: dict[ClusterName, int] = {}
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in sorted(range(len(components)), key=lambda index: -components[index].size):
         size = components[index].size
-        reach = _reachable_clusters(components[index].inputs, grid, used_nodes)
+        reach = _reachable_clusters(components[index].inputs, grid)
         closest = _closest_with_nodes(size, reach if nearest else [list(chain.from_iterable(reach))], grid, used_nodes)
         if closest is None:
             return index
@@ -202,10 +191,9 @@ def _explain_cluster(request: NonFixedRequest, stuck: int, cluster: ClusterView,
     """Return why a cluster cannot take the component with index ``stuck``, which fits nowhere."""
     component = request.components[stuck]
     idle_elsewhere = grid.usable_idle - cluster.usable_idle
-    full = with_idle(grid, cluster, cluster.total)
 
     def fits(idle: int) -> bool:
-        return not isinstance(_place_components(request.components, full, {cluster.name: cluster.total - idle}), int)
+        return not isinstance(_place_components(request.components, with_idle(grid, cluster, idle)), int)
 
     sufficient = idle_that_suffices(cluster, fits, request.total_size - idle_elsewhere)
     larger = sum(1 for sibling in request.components if sibling.size > component.size)

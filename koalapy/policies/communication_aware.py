@@ -1,7 +1,7 @@
 """Communication-Aware (sonmez-2010 IV-C): place a flexible request on clusters with fast links between them."""
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, islice
 from math import isfinite
 
 from koalapy.model.cluster import ClusterView, GridView
@@ -107,27 +107,24 @@ class CommunicationAware:
         return fill_in_turn(request, near) if near else None
 
     def _cluster_sets(self, min_size: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
-        """Return the sets of clusters to try, in order, cached for all requests of a scan."""
-        return grid.compute_once(
-            ("sets", self._weighing, min_size, level),
-            lambda grid: self._compute_cluster_sets(min_size, grid, network, level),
-        )
-
-    def _compute_cluster_sets(
-        self, min_size: int, grid: GridView, network: Network, level: int
-    ) -> list[list[ClusterView]]:
-        """Return the sets of clusters to try, in order; each set is in the order in which it is filled.
+        """Return the sets of clusters to try, in order, cached for all requests of a scan; each set is in the order in
+        which it is filled.
 
         Groups are ordered by their number of usable clusters. Without groups, each set has only clusters that may be
         combined.
         """
-        ordered = network.order_for_combining(grid, min_size)
-        if network.groups:
-            groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
-            return sorted(filter(None, groups), key=len)
-        names, near = tuple(cluster.name for cluster in ordered), network.levels[level]
-        sets = grid.compute_lasting(("near sets", self._weighing, level, names), lambda _: near_sets(names, near))
-        return [[cluster for cluster in ordered if cluster.name in inside] for inside in sets]
+
+        def compute_sets(grid: GridView) -> list[list[ClusterView]]:
+            ordered = network.order_for_combining(grid, min_size)
+            if network.groups:
+                groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
+                return sorted(filter(None, groups), key=len)
+            names, near = tuple(cluster.name for cluster in ordered), network.levels[level]
+            sets = grid.compute_lasting(("near sets", self._weighing, level, names), lambda _: near_sets(names, near))
+            places = {name: place for place, name in enumerate(names)}
+            return [[ordered[place] for place in sorted(map(places.__getitem__, inside))] for inside in sets]
+
+        return grid.compute_once(("sets", self._weighing, min_size, level), compute_sets)
 
     def _explain_choice(self, filled: Filled, network: Network) -> str:
         """Return the reason for the chosen clusters, with their latency or bandwidth, for users."""
@@ -190,13 +187,12 @@ class CommunicationAware:
 
 def _describe_unmeasured(filled: Filled, network: Network) -> str:
     """Return the clause that names unmeasured links between the chosen clusters; empty if all are measured."""
-    pairs = [(first.name, second.name) for (first, _), (second, _) in combinations(filled, 2)]
-    unmeasured = [f"{first} and {second}" for first, second in pairs if second not in network.near[first]]
-    return (
-        f"; not measured is the link between {format_list(unmeasured[:MAX_LISTED], len(unmeasured))}"
-        if unmeasured
-        else ""
-    )
+    names = [cluster.name for cluster, _ in filled]
+    measured = sum(len(network.near[name].intersection(names)) for name in names)  # each link twice
+    if not (count := (len(names) * (len(names) - 1) - measured) // 2):
+        return ""
+    pairs = (f"{first} and {second}" for first, second in combinations(names, 2) if second not in network.near[first])
+    return f"; not measured is the link between {format_list([*islice(pairs, MAX_LISTED)], count)}"
 
 
 def _parse_latency(text: str | None) -> float | None:

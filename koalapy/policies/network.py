@@ -119,6 +119,8 @@ def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[Clus
 
     The first set starts with the first cluster in order, each later set with the first one that is in no set yet.
     """
+    if names and all(len(near[name]) == len(near) - 1 for name in names):
+        return [frozenset(names)]  # all are near to each other
     sets: list[frozenset[ClusterName]] = []
     uncovered: Sequence[ClusterName] = names
     while uncovered:
@@ -144,8 +146,8 @@ def find_combination(
             looks += 1
             if looks > MAX_TRIED:
                 return None
-            chosen = [*members, cluster]
-            combinable = [candidate for candidate in candidates[place + 1 :] if candidate.name in near[cluster.name]]
+            chosen, beside = [*members, cluster], near[cluster.name]
+            combinable = [one for one in candidates[place + 1 :] if one.name in beside] if beside else []
             if suffice([*chosen, *combinable]):
                 result = chosen if suffice(chosen) else grow(chosen, combinable)
                 if result is not None:
@@ -159,7 +161,7 @@ def near_to_all(order: Sequence[ClusterName], near: Near) -> list[ClusterName]:
     """Return the first cluster, followed in order by each that is near to all returned before it."""
     members = [order[0]]
     common = near[order[0]]
-    for name in order:
+    for name in order if common else ():
         if name in common:
             members.append(name)
             common = common & near[name]

@@ -1,12 +1,13 @@
 """Resource matching (lerida-2008): the nodes and uplinks on which a flexible request has the shortest run time."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
+from koalapy.model.wording import MAX_LISTED, format_bytes, format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import refusal_reason, unmet_need
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.matching import Kind, Matching, Mode, Problem, Site, find_matching, has_matching, most_admitted
@@ -157,12 +158,15 @@ def _link_text(problem: Problem, site: Site) -> str:
 def _explain_matching(problem: Problem, matching: Matching) -> str:
     """Return the reason, for example ``north 6 (4 fast, 2 slow), south 6: 1.2 × the run time on idle nodes …``."""
     sites = {site.name: site for site in problem.sites}
-    counts = {name: sum(share.nodes for share in matching.shares if share.site == name) for name in sites}
-    used = []
-    for name, count in counts.items():
-        kinds = [f"{share.nodes} {share.kind}" for share in matching.shares if share.site == name and share.kind]
-        if count:
-            used.append(f"{name} {count} ({format_list(kinds)})" if kinds else f"{name} {count}")
+    counts, kinds = dict.fromkeys(sites, 0), defaultdict[str, list[str]](list)
+    for share in matching.shares:
+        counts[share.site] += share.nodes
+        kinds[share.site] += [f"{share.nodes} {share.kind}"] if share.kind else []
+    used = [name for name, count in counts.items() if count]
+    texts = [
+        f"{name} {counts[name]}" + (f" ({format_list(kinds[name])})" if kinds[name] else "")
+        for name in used[:MAX_LISTED]
+    ]
     slowest = _slowest_nodes(problem, matching)
     parts = [f"computation {matching.processing:.3g} × ({slowest})"]
     if len(used) == 1:
@@ -174,7 +178,8 @@ def _explain_matching(problem: Problem, matching: Matching) -> str:
         load = site.consumed + problem.uplink_demand(counts[site.name])
         link = f"{site.name}'s uplink with {format_bytes(load)}/s of {format_bytes(site.capacity or 0.0)}/s"
         parts.append(f"communication {matching.communication:.3g} × ({link})")
-    return f"{format_list(used)}: {matching.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"
+    nodes = format_list(texts, len(used))
+    return f"{nodes}: {matching.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"
 
 
 def _slowest_nodes(problem: Problem, matching: Matching) -> str:

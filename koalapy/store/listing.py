@@ -34,6 +34,12 @@ COLUMN_OF_KIND = {"user": "owner", "app": "application", "home": "home_site"}
 ROW_BYTES = 400
 """Bytes that each row counts in addition to its texts."""
 
+SUM_OF_SIZES = {
+    "sqlite": "(SELECT sum(json_extract(value, '$.size')) FROM json_each(jobs.spec, '$.request.components'))",
+    "postgresql": "(SELECT sum(CAST(part ->> 'size' AS int)) "
+    "FROM json_array_elements(jobs.spec -> 'request' -> 'components') part)",
+}
+"""The nodes of a request that has components, by dialect."""
 MAX_INTEGER = 2**31 - 1
 """Largest value that PostgreSQL compares with an integer."""
 
@@ -123,19 +129,14 @@ def _submission_time(connection: Connection, row: Row[Any, Any, Any]) -> float:
 
 def _has_conditions(job_filter: JobFilter) -> bool:
     """Return whether jobs of the only source must still be checked against the filter."""
-    is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
+    has_only_most = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
     has_times = job_filter.since is not None or job_filter.until is not None
     has_ends = job_filter.ended_since is not None or job_filter.ended_until is not None
     is_one_field = job_filter.array is None or not (
         has_times or job_filter.states or job_filter.owner or job_filter.name
     )
     has_sizes = job_filter.min_size > 0 or job_filter.max_size is not None
-    return (
-        bool(job_filter.cluster or job_filter.texts or has_ends)
-        or is_bounded_above_only
-        or has_sizes
-        or not is_one_field
-    )
+    return bool(job_filter.cluster or job_filter.texts) or has_ends or has_only_most or has_sizes or not is_one_field
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -310,11 +311,12 @@ def _conditions_for(connection: Connection, job_filter: JobFilter) -> list[Colum
         conditions.append(jobs.c.restarts >= job_filter.min_restarts)
     if job_filter.max_restarts is not None:
         conditions.append(jobs.c.restarts <= job_filter.max_restarts)
-    size = jobs.c.spec["request", "total_size"].as_integer()  # only flexible requests have it
+    total_size = jobs.c.spec["request", "total_size"].as_integer()  # only flexible requests have it
+    size = func.coalesce(total_size, text(SUM_OF_SIZES[connection.dialect.name]))
     if job_filter.min_size > 0:
-        conditions.append((size >= min(job_filter.min_size, MAX_INTEGER)) | size.is_(None))
+        conditions.append(size >= min(job_filter.min_size, MAX_INTEGER))
     if job_filter.max_size is not None:
-        conditions.append((size <= min(job_filter.max_size, MAX_INTEGER)) | size.is_(None))
+        conditions.append(size <= min(job_filter.max_size, MAX_INTEGER))
     if job_filter.before is not None:
         conditions.append(jobs.c.id < job_filter.before)
     if job_filter.ids is None:

@@ -82,6 +82,8 @@ SEARCHES = (
     "cluster:north,south -name:wave*",
     "-policy:worst-fit name:*1",
     "size>1 -user:b*",
+    "size>2",
+    "size<3",
     "wave",
     "-nor python",
     "any:ADA,*orth",

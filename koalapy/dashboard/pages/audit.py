@@ -22,7 +22,6 @@ Target = Annotated[fields.Text, Query(max_length=200, description="only actions 
 Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only actions with this outcome")]
 Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="only entries of the last seconds")]
 
-
 MAX_CHANGES = 20
 """Number of changes that a page of a job, cluster or user shows at once."""
 Before = Annotated[int, Query(alias="changes", ge=0, le=fields.MAX_ID, description="only changes before this entry")]

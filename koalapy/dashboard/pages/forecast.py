@@ -55,12 +55,11 @@ def group_policies(capacities: Sequence[capacity.PolicyCapacity]) -> list[View]:
     """Merge policies with equal capacities, so that the page shows each capacity once."""
     groups: list[View] = []
     for one in capacities:
-        sizes = {"component": one.component, "total": one.total}
+        sizes: View = {"component": one.component, "total": one.total}
         group = next((group for group in groups if sizes.items() <= group.items()), None)
         if group is None:
-            groups.append({"policies": [one.policy], **sizes})
-        else:
-            group["policies"].append(one.policy)
+            groups.append(group := {"policies": [], **sizes})
+        group["policies"].append(one.policy)
     return groups
 
 

@@ -1,8 +1,9 @@
 """The page Timeline: the jobs on each cluster over time, and the expected starts of waiting jobs."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import Query
@@ -62,10 +63,11 @@ def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane
 
 def sum_uses(lanes: Sequence[TimelineLane]) -> list[UseSum]:
     """Return the sums of the nodes of several lanes by use and slot."""
-    by_start: dict[int, Counter[str]] = {}
+    by_start, counts_of = defaultdict[int, list[Sequence[int]]](list), attrgetter(*USES)
     for one in (one for lane in lanes for one in lane.uses):
-        by_start.setdefault(one.start, Counter()).update({name: getattr(one, name) for name in USES})
-    return [UseSum(start, "", 1, **counts) for start, counts in sorted(by_start.items())]
+        by_start[one.start].append(counts_of(one))
+    sums = ((start, map(sum, zip(*counts, strict=True))) for start, counts in sorted(by_start.items()))
+    return [UseSum(start, "", 1, **dict(zip(USES, counts, strict=True))) for start, counts in sums]
 
 
 def active_components(jobs: Iterable[Job], until: float) -> Iterator[PastComponent]:

@@ -32,8 +32,6 @@ MAX_LOOKED_AT = 1000
 
 Splits = Callable[[int, GridView], Iterable[Request]]
 """Yields alternative requests for a number of nodes. They are tried until the policy places one."""
-Bound = Callable[[GridView], int]
-"""Returns a number of nodes that no placement on a view exceeds."""
 Answer = Generator[None, None, Placement | None]
 """Returns the placement of a number of nodes; yields between policy calls."""
 
@@ -102,12 +100,9 @@ def estimate_capacities(
             yield PolicyCapacity(policy, None, None)
             continue
         room = _PolicySearch(dry_run, replace(base, policy=policy), ahead)
-        component = yield from room.find_largest(
-            room.single_cluster_requests, lambda view: max((cluster.idle for cluster in view.by_idle), default=0)
-        )
-        total = None
-        if capabilities.combines_clusters:
-            total = yield from room.find_largest(room.multi_cluster_requests, lambda view: view.usable_idle)
+        component = yield from room.find_largest(room.single_cluster_requests, ahead.largest)
+        combined = room.find_largest(room.multi_cluster_requests, ahead.totals)
+        total = (yield from combined) if capabilities.combines_clusters else None
         yield PolicyCapacity(policy, component, total)
 
 
@@ -116,30 +111,37 @@ class _FutureGrid:
 
     def __init__(self, dry_run: DryRun, base: JobSpec, ends: Sequence[ExpectedEnd]) -> None:
         self._now, self.ends = dry_run.widest_view(base), ends
-        self._spare: dict[ClusterName, int] = {}
-        """Nodes beyond those promised, reserved and doubted; negative if others get the next released nodes."""
-        self._most: dict[ClusterName, int] = {}
-        plan = dry_run.queries.queues.plan
+        usable, plan, freed = (
+            {c.name: c for c in self._now.by_idle},
+            dry_run.queries.queues.plan,
+            Counter[ClusterName](),
+        )
         is_late = plan.is_delayed_by(plan.duration_of(base))
-        for cluster in dry_run.queries.grid.clusters():
-            offered = self._now.get(cluster.name)
-            idle = offered.idle if offered is not None else 0
-            self._spare[cluster.name] = idle or cluster.nodes.surplus - dry_run.reserved_nodes(cluster.name, base)
+
+        def idle_after(name: ClusterName) -> int:
+            cluster, idle = dry_run.queries.grid[name], usable[name].idle
+            # Those beyond promised, reserved and doubted ones; negative if others get the next released nodes.
+            spare = idle or cluster.nodes.surplus - dry_run.reserved_nodes(name, base)
             most = cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
-            self._most[cluster.name] = plan.limit(base.priority, is_late, cluster, most)
+            return max(idle, min(spare + freed[name], plan.limit(base.priority, is_late, cluster, most)))
+
+        self._larger: list[dict[ClusterName, int]] = [{}]
+        """The idle nodes of the clusters that have more after each number of ends."""
+        for end in ends:
+            freed.update(end.nodes)
+            self._larger.append(self._larger[-1] | {name: idle_after(name) for name in end.nodes if name in usable})
+        largest, total = max((cluster.idle for cluster in usable.values()), default=0), self._now.usable_idle
+        self.largest = [max([largest, *idle.values()]) for idle in self._larger]
+        """The most idle nodes of a cluster after each number of ends, which no component exceeds."""
+        self.totals = [total + sum(idle[name] - usable[name].idle for name in idle) for idle in self._larger]
         self._views: dict[int, GridView] = {0: self._now}
 
     def view(self, count: int) -> GridView:
         """Return the grid after the first ``count`` ends."""
         if count not in self._views:
-            freed: Counter[ClusterName] = Counter()
-            for end in self.ends[:count]:
-                freed.update(end.nodes)
-            clusters = tuple(
-                c.with_idle(max(c.idle, min(self._spare[c.name] + freed[c.name], self._most[c.name])))
-                for c in self._now
-            )
-            self._views[count] = replace(self._now, clusters=clusters)
+            larger = self._larger[count]
+            clusters = [cluster.with_idle(larger[cluster.name]) for cluster in self._now if cluster.name in larger]
+            self._views[count] = self._now.with_clusters(clusters)
         return self._views[count]
 
 
@@ -150,8 +152,9 @@ class _PolicySearch:
         self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
         self._serves = dry_run.queries.policies.get(spec.policy).serves
 
-    def find_largest(self, splits: Splits, bound: Bound) -> Generator[None, None, SizeEstimate]:
-        """Return the largest size that starts now as one of the splits, which is at most ``bound``."""
+    def find_largest(self, splits: Splits, bounds: Sequence[int]) -> Generator[None, None, SizeEstimate]:
+        """Return the largest size that starts now as one of the splits. ``bounds``: no placement exceeds them, by the
+        number of ends that have passed."""
         now, answers = self._ahead.view(0), dict[int, Placement | None]()
 
         def starts(count: int) -> Answer:
@@ -159,10 +162,11 @@ class _PolicySearch:
                 answers[count] = yield from self._find_placement(splits, count, now)
             return answers[count]
 
-        largest = yield from _largest(starts, now, bound(now))
-        placement = answers.get(largest)
-        clusters = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
-        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1, bound)))
+        largest = yield from _largest(starts, now, bounds[0])
+        clusters, placement = Counter[ClusterName](), answers.get(largest)
+        for component in placement.components if placement is not None else ():
+            clusters[component.cluster] += component.size
+        return SizeEstimate(largest, dict(clusters), (yield from self._first_larger_end(splits, largest + 1, bounds)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Yield requests for all nodes on one cluster."""
@@ -198,21 +202,20 @@ class _PolicySearch:
                     return answer
         return None
 
-    def _first_larger_end(self, splits: Splits, count: int, bound: Bound) -> Generator[None, None, ExpectedEnd | None]:
+    def _first_larger_end(
+        self, splits: Splits, count: int, bounds: Sequence[int]
+    ) -> Generator[None, None, ExpectedEnd | None]:
         """Return the first expected end after which ``count`` nodes start; None if there is none."""
         ends = self._ahead.ends
-
-        def is_possible(end_count: int) -> bool:
-            return bound(self._ahead.view(end_count)) >= count
 
         def start(end_count: int) -> Answer:
             return self._find_placement(splits, count, self._ahead.view(end_count))
 
-        if not ends or not is_possible(len(ends)) or not (yield from start(len(ends))):
-            return None
-        low = bisect_left(range(len(ends)), True, 1, len(ends), key=is_possible)
+        low = bisect_left(bounds, count, 1)
         # Mostly, the policy places as many nodes as there are.
-        if low < len(ends) and not (yield from start(low)):
+        if low > len(ends) or not (yield from start(low)):
+            if low >= len(ends) or not (yield from start(len(ends))):
+                return None
             low = yield from _first(low + 1, len(ends), start)
         return ends[low - 1]
 
