@@ -176,8 +176,11 @@ def check_answers(daemon: FakeDaemon, site: Site) -> None:
             assert "/out" not in str(path), answer
 
 
-async def check_agent_works(site: Site, daemon: FakeDaemon) -> None:
-    """Replace the daemon by an honest one, and check that it can run a component."""
+async def check_agent_works(site: Site, daemon: HostileDaemon) -> None:
+    """Replace the daemon by an honest one, and check that it can run a component.
+
+    As an honest one does, it sends its command again on each new connection: the agent may be about to connect again.
+    """
     daemon.instance, daemon.epoch, daemon.life, daemon._ids = "honest", 1, "", 10**6
     inventory_count, old_socket = len(daemon.inventories), daemon._sockets["north"]
     await old_socket.close()
@@ -185,7 +188,11 @@ async def check_agent_works(site: Site, daemon: FakeDaemon) -> None:
         lambda: daemon._sockets["north"] is not old_socket and len(daemon.inventories) > inventory_count
     )
     token = "1.1.0.cc"
-    await daemon.submit_component(token)
+    while not daemon.status(token):
+        connections = daemon.connections
+        with suppress(ConnectionClosed):
+            await daemon.submit_component(token)
+        await daemon.wait_until(lambda before=connections: daemon.status(token) or daemon.connections > before)
     await daemon.wait_for_state(token, "waiting")
     job = next(job.id for job in site.lrm.jobs.values() if job.name.endswith(f"honest-{token}"))
     site.lrm.end_job(job)
