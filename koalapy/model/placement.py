@@ -3,6 +3,7 @@
 Also explanations of why a job waits or was placed where it is.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -43,6 +44,14 @@ class Placement:
     @property
     def total_size(self) -> int:
         return sum(c.size for c in self.components)
+
+    @property
+    def nodes(self) -> Counter[ClusterName]:
+        """Return the number of nodes by cluster."""
+        nodes = Counter[ClusterName]()
+        for component in self.components:
+            nodes[component.cluster] += component.size
+        return nodes
 
     def nodes_on(self, cluster: ClusterName) -> int:
         return sum(c.size for c in self.components if c.cluster == cluster)

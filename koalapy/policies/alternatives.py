@@ -1,6 +1,5 @@
 """The alternatives that the advisor compares for a job: one cluster now, several clusters now, one cluster later."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -323,10 +322,7 @@ def _mostly_on_one(alternative: Alternative) -> bool:
     placement = alternative.placement
     if placement is None:
         return True
-    parts = Counter[ClusterName]()
-    for component in placement.components:
-        parts[component.cluster] += component.size
-    return max(parts.values()) >= MIN_SHARE_ON_ONE * placement.total_size
+    return max(placement.nodes.values()) >= MIN_SHARE_ON_ONE * placement.total_size
 
 
 # Inputs

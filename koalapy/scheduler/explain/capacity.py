@@ -163,10 +163,9 @@ class _PolicySearch:
             return answers[count]
 
         largest = yield from _largest(starts, now, bounds[0])
-        clusters, placement = Counter[ClusterName](), answers.get(largest)
-        for component in placement.components if placement is not None else ():
-            clusters[component.cluster] += component.size
-        return SizeEstimate(largest, dict(clusters), (yield from self._first_larger_end(splits, largest + 1, bounds)))
+        placement = answers.get(largest)
+        clusters = {} if placement is None else dict(placement.nodes)
+        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1, bounds)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Yield requests for all nodes on one cluster."""
