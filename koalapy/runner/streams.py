@@ -172,14 +172,16 @@ class Terminal:
         return self._master < 0
 
     def close(self) -> None:
-        """Hang up: the kernel signals the processes in the foreground, and the shell those that it started."""
+        """Hang up: the kernel signals the processes in the foreground and the shell, which signals those it started."""
         if self._master < 0:
             return
+        # Once only: after a second signal bash ends without those. The kernel signals no shell without its terminal.
+        if self.pid and self._code is None and not os.tcgetpgrp(self._master):
+            signal_and_continue(self.pid, signal.SIGHUP)
         for alarm in ("drain", "end"):
             self._loop.cancel_alarm(f"{alarm}-{self.name}")
-        for file in (self._master, self._writing):
-            self._loop.forget(file)
         for file in (self._master, self._writing, self.slave):
+            self._loop.forget(file)
             os.close(file)
         self._master = -1
 
@@ -352,8 +354,6 @@ class Streams:
             return
         terminal.close()
         if (pid := terminal.pid) in self.shells:
-            signal_and_continue(pid, signal.SIGHUP)
-            # Cancelled when the shell ends.
             self._loop.set_alarm(f"hangup-{pid}", self._grace, lambda: signal_and_continue(pid, signal.SIGKILL))
 
     def _send(self, stream: str, kind: str, **fields: Any) -> None:

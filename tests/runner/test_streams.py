@@ -1,19 +1,25 @@
-"""Input of clients on its way to a file of a node: in order, each byte once, within its window."""
+"""Input of clients on its way to a file of a node, in order and each byte once, and the hangup of terminals."""
 
+import base64
 import os
+import re
 import subprocess
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.runner.connections import Loop
 from koalapy.runner.exec_guard import INPUT_NAME, LAUNCHER, write_rank_script
-from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput, Terminal
+from koalapy.runner.processes import Processes
+from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput, Streams, Terminal
+from tests.signals import MAX_WAIT_S
 
 
 @contextmanager
@@ -131,3 +137,29 @@ def test_terminal_repeats_end_of_input_that_a_starting_shell_discards() -> None:
         loop.due.pop("end-s")()
     terminal.close()
     assert loop.due == {}
+
+
+@pytest.mark.processes
+def test_hangup_of_a_shell_ends_its_background_processes() -> None:
+    """Also of one whose prompt has just appeared: two signals in a row would leave them running."""
+    loop, processes = Loop(), Processes()
+    received = bytearray()
+
+    def receive(message: dict[str, Any]) -> None:
+        received.extend(base64.b64decode(message["message"].get("data", "")))
+
+    streams = Streams(loop, processes, receive, "n1", grace=MAX_WAIT_S)
+    environment = {"PATH": os.defpath, "PS1": ""}
+    for name in map(str, range(30)):
+        order = {"type": "stream_open", "stream": name, "kind": "terminal", "rows": 0, "columns": 0, "term": ""}
+        streams.receive({**order, "command": ["/bin/bash", "--norc"]}, environment)
+        typed = base64.b64encode(b"sleep 600 & PS1=pro''mpt=$!.\n").decode()
+        streams.receive({"type": "stream_data", "stream": name, "offset": 0, "data": typed, "is_last": False}, None)
+        received.clear()
+        while not (prompt := re.search(rb"prompt=(\d+)\.", received)):
+            loop.turn()
+        sleep = psutil.Process(int(prompt[1]))
+        streams.receive({"type": "stream_end", "stream": name}, None)
+        (shell,) = streams.shells
+        assert streams.child_ended(shell, os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1]))
+        sleep.wait(MAX_WAIT_S)
