@@ -64,8 +64,8 @@ def start_agent(
     if embedded:
         token, settings, trust = read_handover()
     else:
-        for one in split_urls(url):
-            check_encrypted(urlsplit(one))
+        for address in split_urls(url):
+            check_encrypted(urlsplit(address))
         config = config or installed_configuration()
         settings, trust = load_settings(config), Trust(ca_file)
         trust.check_files()
@@ -290,8 +290,8 @@ def check_host(
         runner_host, transfer_address = _addresses(section, url)
     except UsageError:
         runner_host, transfer_address = "", section.transfer_address or ""
-    for one in split_urls(url):
-        check_encrypted(urlsplit(one))
+    for address in split_urls(url):
+        check_encrypted(urlsplit(address))
     trust = Trust(ca_file)
     trust.check_files()
     agent_settings = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)

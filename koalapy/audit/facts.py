@@ -100,8 +100,8 @@ class Run:
         nodes = ",".join(self.nodes) or f"{self.size or 'unknown'} nodes"
         end = format_moment(self.end) if self.has_ended else "now"
         code = "" if self.exit_code is None else f", exit code {self.exit_code}"
-        what = self.part if " " in self.part else f"component {self.part}"
-        text = f"{self.source.name}: {self.job}.{self.attempt} {what} {verb} {nodes} of {self.cluster} from"
+        part = self.part if " " in self.part else f"component {self.part}"
+        text = f"{self.source.name}: {self.job}.{self.attempt} {part} {verb} {nodes} of {self.cluster} from"
         return f"{text} {format_moment(self.begin)} to {end}{code}{f', id {self.run_id}' if self.run_id else ''}"
 
 
@@ -153,8 +153,8 @@ class JobRecord:
 
     def __str__(self) -> str:
         code = "" if self.exit_code is None else f" with exit code {self.exit_code}"
-        at = "" if self.ended_at is None else f" at {format_moment(self.ended_at)}"
-        return f"{self.source.name}: job {self.job} {self.state}{code}{at}, attempt {self.attempt}"
+        end = "" if self.ended_at is None else f" at {format_moment(self.ended_at)}"
+        return f"{self.source.name}: job {self.job} {self.state}{code}{end}, attempt {self.attempt}"
 
 
 FINAL_STATES = ("succeeded", "failed", "cancelled")
@@ -207,8 +207,8 @@ class MissingRow:
 Fact = Run | JobRecord | Submission | Output | MissingRow
 
 
-def format_moment(at: float | None) -> str:
+def format_moment(timestamp: float | None) -> str:
     """Return a time in UTC with milliseconds; ``an unknown time`` for None."""
-    if at is None or not 0 <= at < FAR_FUTURE:
+    if timestamp is None or not 0 <= timestamp < FAR_FUTURE:
         return "an unknown time"
-    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")

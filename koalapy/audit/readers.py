@@ -218,8 +218,8 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
         ranges = tuple((first, last, step) for first, last, step in (spec.get("array") or {}).get("ranges", ()))
         counts = {name: tasks[name] for name in ("size", "succeeded", "failed", "cancelled")}
         values["array"] = ArrayCounts(ranges=ranges, **counts)
-    after = tuple(tuple((each["job"], each["condition"]) for each in clause) for clause in spec.get("after", ()))
-    return JobRecord(source, shares=bool(spec.get("share")), after=after, **values)
+    clauses = tuple(tuple((entry["job"], entry["condition"]) for entry in clause) for clause in spec.get("after", ()))
+    return JobRecord(source, shares=bool(spec.get("share")), after=clauses, **values)
 
 
 def _claim(row: RowMapping, source: Source) -> Run:
@@ -284,7 +284,7 @@ def read_record(folder: Path) -> Iterator[Run]:
                     live.setdefault(token, _Reported(cluster)).is_opened = True
             for event in step.get("events", ()):
                 yield from _apply_event(event, step["at"], live, holding, source)
-    yield from (_reported_program(token, each, source) for token, each in live.items() if each.begin)
+    yield from (_reported_program(token, component, source) for token, component in live.items() if component.begin)
     for cluster, (seen_at, tokens) in holding.items():
         for token in tokens:
             now = replace(source, read_at=seen_at)
@@ -317,7 +317,7 @@ def _apply_event(
 
 
 def _apply_status(
-    cluster: str, status: dict[str, Any], at: float, live: dict[str, _Reported], source: Source
+    cluster: str, status: dict[str, Any], time: float, live: dict[str, _Reported], source: Source
 ) -> Iterator[Run]:
     token, state = status["token"], status["state"]
     if state == "ended" and token not in live:
@@ -328,9 +328,9 @@ def _apply_status(
     if state == "ended":
         has_run |= component.is_opened and not status.get("error")
     if has_run and component.begin is None:
-        component.begin = at
+        component.begin = time
     if component.over_at is None and (status.get("over") or state == "ended"):
-        component.over_at = at
+        component.over_at = time
     if state == "ended":
         del live[token]
         if component.begin is not None:
@@ -427,8 +427,8 @@ def read_accounting(path: Path, cluster: str = "", instance: str = "") -> Iterat
 
 def _held(source: Source, cluster: str, name: str, begin: float | None, **details: Any) -> Iterator[tuple[str, Run]]:
     """Yield the daemon's instance and the run of a job in a resource manager, if it is a job of the grid."""
-    if (named := token_of(name)) is not None:
-        yield named[0], _make_run(source, RunKind.HELD, parse_token(named[1]), cluster, begin, **details)
+    if (token_parts := token_of(name)) is not None:
+        yield token_parts[0], _make_run(source, RunKind.HELD, parse_token(token_parts[1]), cluster, begin, **details)
 
 
 def _is_locked(path: Path) -> bool:

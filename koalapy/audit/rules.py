@@ -165,10 +165,10 @@ def check_attempts(job: JobEvidence, _: Evidence) -> Results:
     programs = job.runs_of(RunKind.PROGRAM)
     given_up = {(run.attempt, run.part) for run in job.runs_of(RunKind.CLAIM) if run.unknown_since is not None}
     # Runners may deliver results after the lease of a component has ended its program.
-    held = [run for run in job.runs_of(RunKind.HELD) if (run.attempt, run.part) not in given_up]
+    held_runs = [run for run in job.runs_of(RunKind.HELD) if (run.attempt, run.part) not in given_up]
     reported: set[tuple[int, int]] = set()
-    for later in programs or held:
-        for earlier in (*programs, *held):
+    for later in programs or held_runs:
+        for earlier in (*programs, *held_runs):
             pair = (earlier.attempt, later.attempt)
             end = earlier.last_moment
             if pair[0] >= pair[1] or pair in reported or end is None or later.begin is None:
@@ -311,12 +311,12 @@ def check_remains(job: JobEvidence, _: Evidence) -> Results:
     record = job.record
     if record is None or not record.is_final or record.array is not None:
         return
-    held = job.runs_of(RunKind.HELD)
+    held_runs = job.runs_of(RunKind.HELD)
     claims = {(claim.attempt, claim.part): claim for claim in job.runs_of(RunKind.CLAIM)}
-    accounted = {(run.attempt, run.part) for run in held}
+    accounted = {(run.attempt, run.part) for run in held_runs}
     if any(claim.begin is not None and key not in accounted for key, claim in claims.items()):
         yield Gap("nothing-left", job.job, "no accounting of a resource manager that gave it nodes")
-    for run in held:
+    for run in held_runs:
         claim = claims.get((run.attempt, run.part))
         end, moment = record.ended_at, run.last_moment
         if (claim is not None and claim.unknown_since is not None) or end is None or moment is None:
@@ -404,11 +404,11 @@ def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
         if any(end is None for _, _, end in ends):
             yield Gap("dependency-first", job.job, "the database has no record of a job that it depends on")
             continue
-        held = [end for _, how, end in ends if end is not None and _holds(how, end.state)]
-        too_early = [run for run in job.runs if not any(_ended_before(end, run, record) for end in held)]
+        satisfied = [end for _, how, end in ends if end is not None and _holds(how, end.state)]
+        too_early = [run for run in job.runs if not any(_ended_before(end, run, record) for end in satisfied)]
         if first := min(too_early, key=lambda run: run.begin or 0.0, default=None):
-            texts = [f"job {other} {end.state}, end {format_moment(end.ended_at)}" for other, _, end in ends if end]
-            text = f"it began before {' or '.join(f'{other}:{how}' for other, how, _ in ends)} held"
+            texts = [f"job {ident} {end.state}, end {format_moment(end.ended_at)}" for ident, _, end in ends if end]
+            text = f"it began before {' or '.join(f'{ident}:{how}' for ident, how, _ in ends)} held"
             yield Finding("dependency-first", job.job, first.attempt, text, (str(first), *texts))
 
 

@@ -474,8 +474,8 @@ class Client:
             message = f"the daemon at {self.url} is still starting"
             return GridError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
-        others = f", nor at {' and '.join(map(str, self._urls[1:]))}" if len(self._urls) > 1 else ""
-        return GridError(f"no daemon answers at {self.url}{others} ({error})", Exit.UNREACHABLE, hint)
+        fallbacks = f", nor at {' and '.join(map(str, self._urls[1:]))}" if len(self._urls) > 1 else ""
+        return GridError(f"no daemon answers at {self.url}{fallbacks} ({error})", Exit.UNREACHABLE, hint)
 
     def _rejection_error(self, answer: Answer) -> GridError:
         """Convert an error response to an error for the user; for status 401 advise on the token."""

@@ -123,8 +123,8 @@ class Grid:
         ``state``: a state or several, or ``waiting``, ``active`` or ``ended``, newest first; ``query``: other
         parameters of the REST API, such as ``name``, ``cluster``, ``since`` and ``array``.
         """
-        words = [state] if isinstance(state, str) else state or ()
-        states = sorted({str(one) for word in words for one in STATES.get(word, (word,))})
+        names = [state] if isinstance(state, str) else state or ()
+        states = sorted({str(job_state) for name in names for job_state in STATES.get(name, (name,))})
         sort = "newest" if set(states) & set(FINAL) else "queue"
         mine = None if user or everyone else True
         query |= {"state": states, "active": not states, "owner": user, "mine": mine, "sort": sort}

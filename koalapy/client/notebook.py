@@ -67,14 +67,14 @@ def draw_timeline(job: Json) -> str:
     moments = [*(seconds_since(start, entry["at"]) for entry in entries), total]
     parts = []
     for entry, (began, ended) in zip(entries, pairwise(moments), strict=True):
-        left, width = WIDTH * began / total, WIDTH * max(0.0, ended - began) / total
+        x, width = WIDTH * began / total, WIDTH * max(0.0, ended - began) / total
         text = f"{entry['state']} for {format_duration(ended - began)}: {entry['reason'] or entry['event']}"
         parts.append(
-            f'<rect x="{left:.1f}" width="{width:.1f}" height="{BAR_HEIGHT}" fill="{COLORS[entry["state"]]}">'
+            f'<rect x="{x:.1f}" width="{width:.1f}" height="{BAR_HEIGHT}" fill="{COLORS[entry["state"]]}">'
             f"<title>{escape(text)}</title></rect>"
         )
         if width >= LABEL_WIDTH:
-            parts.append(f'<text x="{left + 4:.1f}" y="{BAR_HEIGHT - 6}">{escape(entry["state"])}</text>')
+            parts.append(f'<text x="{x + 4:.1f}" y="{BAR_HEIGHT - 6}">{escape(entry["state"])}</text>')
     parts.append(f'<text x="0" y="{HEIGHT - 5}">{escape(start[11:19])}</text>')
     last = f"{job['state']} after {format_duration(total)}"
     parts.append(f'<text x="{WIDTH}" y="{HEIGHT - 5}" text-anchor="end">{escape(last)}</text>')

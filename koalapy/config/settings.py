@@ -205,7 +205,7 @@ class EnvironmentSource(EnvSettingsSource):
         kind = field.annotation if isinstance(field, FieldInfo) else field
         if not is_dataclass(kind):
             return super().next_field(field, key, case_sensitive)
-        types: dict[str, Any] = {own.name: own.type for own in fields(kind)}
+        types: dict[str, Any] = {attribute.name: attribute.type for attribute in fields(kind)}
         return FieldInfo.from_annotation(types[key]) if key in types else None
 
 

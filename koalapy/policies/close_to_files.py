@@ -127,7 +127,7 @@ def _place_components(components: Sequence[ComponentRequest], grid: GridView) ->
         if isinstance(fit, Unplaced):
             return fit.index
         sites = zip(components, fit, strict=True)
-        return tuple(PlacedComponent(one.size, site, index) for index, (one, (site, _)) in enumerate(sites))
+        return tuple(PlacedComponent(component.size, site, index) for index, (component, (site, _)) in enumerate(sites))
     placed = _place_in_turn(components, grid, nearest=True)
     by_room = _place_in_turn(components, grid, nearest=False) if isinstance(placed, int) else placed
     return placed if isinstance(by_room, int) else by_room

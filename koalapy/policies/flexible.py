@@ -140,8 +140,8 @@ def unmet_need(request: FlexibleRequest, cluster: ClusterView) -> str:
     """Return the requirement that the idle nodes of the cluster do not meet."""
     if cluster.idle < request.min_component_size:
         return f"a component needs at least {request.min_component_size}"
-    most = min(cluster.idle, request.total_size)
-    if cluster.job_sizes and not limit_sizes(cluster.job_sizes, request.min_component_size, most):
+    max_size = min(cluster.idle, request.total_size)
+    if cluster.job_sizes and not limit_sizes(cluster.job_sizes, request.min_component_size, max_size):
         return describe_sizes(cluster.name, cluster.job_sizes)
     return f"the request needs {request.total_size} in all"
 

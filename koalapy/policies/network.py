@@ -147,7 +147,7 @@ def find_combination(
             if looks > MAX_TRIED:
                 return None
             chosen, beside = [*members, cluster], near[cluster.name]
-            combinable = [one for one in candidates[place + 1 :] if one.name in beside] if beside else []
+            combinable = [cluster for cluster in candidates[place + 1 :] if cluster.name in beside] if beside else []
             if suffice([*chosen, *combinable]):
                 result = chosen if suffice(chosen) else grow(chosen, combinable)
                 if result is not None:

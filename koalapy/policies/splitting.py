@@ -86,8 +86,8 @@ Combination = tuple[tuple[int, JobSizes], ...]
 
 def _fill_within_sizes(request: FlexibleRequest, clusters: Sequence[ClusterView], max_count: int) -> Filled | None:
     """Fill clusters in turn, each within a range of sizes that it accepts; return None if no split does."""
-    total, least = request.total_size, request.min_component_size
-    ranges = [limit_sizes(cluster.job_sizes, least, cluster.idle) for cluster in clusters]
+    total, min_size = request.total_size, request.min_component_size
+    ranges = [limit_sizes(cluster.job_sizes, min_size, cluster.idle) for cluster in clusters]
     if sum(nlargest(max_count, (max((r.most for r in parts), default=0) for parts in ranges))) < total:
         return None
     combination = _combine_in_turn(ranges, max_count, total) or _find_combination(ranges, max_count, total)
@@ -136,15 +136,15 @@ def _fit_within_sizes(
     sizes: Sequence[int], clusters: Sequence[ClusterView]
 ) -> list[tuple[ClusterName, int]] | Unplaced:
     """Return each size's cluster as ``fit_in_turn`` does, on clusters that do not accept each size."""
-    left = {cluster.name: cluster.idle for cluster in clusters}
+    remaining = {cluster.name: cluster.idle for cluster in clusters}
     sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
     for placed, index in enumerate(sorted(range(len(sizes)), key=lambda index: -sizes[index])):
-        able = [c.name for c in clusters if left[c.name] >= sizes[index] and c.accepts(sizes[index])]
+        able = [c.name for c in clusters if remaining[c.name] >= sizes[index] and c.accepts(sizes[index])]
         if not able:
-            return Unplaced(index, placed, [(-idle, name) for name, idle in left.items()])
-        name = min(able, key=lambda name: (-left[name], name))
-        sites[index] = name, left[name]
-        left[name] -= sizes[index]
+            return Unplaced(index, placed, [(-idle, name) for name, idle in remaining.items()])
+        name = min(able, key=lambda name: (-remaining[name], name))
+        sites[index] = name, remaining[name]
+        remaining[name] -= sizes[index]
     return sites
 
 

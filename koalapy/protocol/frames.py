@@ -96,9 +96,9 @@ def _join_opens(messages: Iterable[dict[str, Any] | Message]) -> Iterator[dict[s
         if plan is None:
             yield from group
             continue
-        first, *others = [message for message in group if isinstance(message, dict)]
+        first, *following = [message for message in group if isinstance(message, dict)]
         fields = ("id", "token", "script")
-        joined = [{name: other[name] for name in fields if name in other} for other in others]
+        joined = [{name: message[name] for name in fields if name in message} for message in following]
         yield {**first, "others": joined} if joined else first
 
 

@@ -494,8 +494,8 @@ class Open(Command):
     def split(self) -> "Iterator[Open]":
         """Yield the order for each component as a separate message. They share the plan."""
         yield self.model_copy(update={"others": []})
-        for other in self.others:
-            yield self.model_copy(update={"script": "", "others": [], **other})
+        for node_fields in self.others:
+            yield self.model_copy(update={"script": "", "others": [], **node_fields})
 
     def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""

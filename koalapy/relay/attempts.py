@@ -107,16 +107,16 @@ class Attempt:
             raise Refused("unknown-node", f"attempt {self.token} has no node {index}")
         return self.nodes[index]
 
-    def pair_key(self, one: str, other: str, own: str | None = None) -> bytes:
+    def pair_key(self, first: str, second: str, own_cluster: str | None = None) -> bytes:
         """Return the key that the heads of two clusters share. Raise ``Refused`` if it is not known.
 
-        ``own``: the cluster of this head; None: this is the hub.
+        ``own_cluster``: the cluster of this head; None: this is the hub.
         """
         if self._key is not None:
-            return derive_pair_key(self._key, one, other)
-        key = self._pair_keys.get(one if other == own else other)
+            return derive_pair_key(self._key, first, second)
+        key = self._pair_keys.get(first if second == own_cluster else second)
         if key is None:
-            raise Refused("unknown-cluster", f"attempt {self.token} has no link from {one} to {other}")
+            raise Refused("unknown-cluster", f"attempt {self.token} has no link from {first} to {second}")
         return key
 
     def counter(self, source: str, target: str) -> list[int]:
@@ -162,11 +162,11 @@ class AttemptPlan:
 
     def head_entry(self, cluster: str) -> dict[str, Any]:
         """Return the entry for a cluster's head, without the keys of its nodes."""
-        others = sorted({name for name, _ in self.nodes} - {cluster})
+        peers = sorted({name for name, _ in self.nodes} - {cluster})
         return {
             **self._common(),
-            "keys": {other: derive_pair_key(self.key, cluster, other).hex() for other in others},
-            "peers": {other: dict(self.heads.get(other, {})) for other in others},
+            "keys": {peer: derive_pair_key(self.key, cluster, peer).hex() for peer in peers},
+            "peers": {peer: dict(self.heads.get(peer, {})) for peer in peers},
         }
 
     def _common(self) -> dict[str, Any]:

@@ -299,8 +299,8 @@ class Relay:
         if stream is None or stream.taker != child.via or stream.opener is None:
             raise Refused("not-dialled", f"{' '.join(child.via)} takes a stream that was not dialled")
         opener, stream.opener = stream.opener, None
-        rest = connection.detach()
-        self.join(stream, opener, connection.side.settle(), (stream.received, rest))
+        buffered = connection.detach()
+        self.join(stream, opener, connection.side.settle(), (stream.received, buffered))
 
     def join(self, stream: Stream, opener: Side, taker: Side, pending: tuple[bytes, bytes]) -> None:
         """Pass bytes between the opener's and the taker's connection. ``pending``: for the taker, for the opener."""

@@ -128,6 +128,6 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
 
 def _count_overlap(status: ClusterStatus) -> int:
     """Return by how much the sizes of components exceed the nodes that they have, by the last report."""
-    held = sum(size for token, size in status.nodes.live.items() if status.nodes.holds(token))
-    others = status.last_report.background + status.last_report.withheld + status.last_report.down
-    return max(0, held - (status.last_report.total - others - status.last_report.idle))
+    held_nodes = sum(size for token, size in status.nodes.live.items() if status.nodes.holds(token))
+    unavailable = status.last_report.background + status.last_report.withheld + status.last_report.down
+    return max(0, held_nodes - (status.last_report.total - unavailable - status.last_report.idle))

@@ -113,10 +113,10 @@ class Site:
         runner.is_over = True
         del self.runners[runner.token]
         if runner.has_nodes:
-            left = min(runner.size, self._overlap) if runner.shares else 0  # others keep these nodes
-            self._overlap -= left
-            self.nodes -= left
-            self.idle += runner.size - left
+            shared_nodes = min(runner.size, self._overlap) if runner.shares else 0  # others keep these nodes
+            self._overlap -= shared_nodes
+            self.nodes -= shared_nodes
+            self.idle += runner.size - shared_nodes
         else:
             self._queue.remove(runner)
         self._allocate_nodes()

@@ -70,7 +70,7 @@ class RunTimeEstimates:
         if len(run_times) < ENOUGH:
             # Fewer runs give only the order of magnitude.
             run_times = (
-                [] if spec.walltime is not None else [each * exp(draws.gauss(0.0, FEW_SCATTER)) for each in run_times]
+                [] if spec.walltime is not None else [time * exp(draws.gauss(0.0, FEW_SCATTER)) for time in run_times]
             )
         possible = [seconds * factor for seconds in run_times if seconds * factor > elapsed]
         if possible:
@@ -365,20 +365,20 @@ class _Plan:
     """Number of waiting tasks of arrays that a simulation starts before it ends."""
     change: Change
 
-    def is_within_horizon(self, at: float | None) -> bool:
+    def is_within_horizon(self, time: float | None) -> bool:
         """Return whether an event occurs in a simulation, and at most at the horizon."""
-        return at is not None and at <= self.moment.now + self.horizon
+        return time is not None and time <= self.moment.now + self.horizon
 
     def interval(self, courses: "Sequence[_Course]", times: Sequence[float | None]) -> Interval | None:
         """Return the interval of one event time per simulation, in seconds from now.
 
         None if it occurs in no simulation before the horizon, or may occur after the end of one that ended early.
         """
-        is_unknown = any(at is None and course.is_cut for course, at in zip(courses, times, strict=True))
+        is_unknown = any(time is None and course.is_cut for course, time in zip(courses, times, strict=True))
         if is_unknown or not any(map(self.is_within_horizon, times)):
             return None
         return _percentile_interval(
-            self.horizon if at is None else min(self.horizon, max(0.0, at - self.moment.now)) for at in times
+            self.horizon if time is None else min(self.horizon, max(0.0, time - self.moment.now)) for time in times
         )
 
     @property
@@ -494,21 +494,21 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
     outcome = simulation.run(())
     unfinished = list(simulation.scheduler.queries.jobs())
     starts = {job.id: job.started_at for job in unfinished if job.started_at is not None}
-    starts |= {each.ident: each.started for each in outcome.jobs if each.started is not None}
-    ends = {each.ident: each.ended for each in outcome.jobs}
+    starts |= {job.ident: job.started for job in outcome.jobs if job.started is not None}
+    ends = {job.ident: job.ended for job in outcome.jobs}
     is_cut = simulation.has_started_max_tasks
     if is_cut:
         ends |= _extrapolate_ends(moment, unfinished, simulation.now)
     simulated_s = simulation.now - moment.now if is_cut else plan.horizon
-    there: dict[JobId, int] = {}
+    node_counts: dict[JobId, int] = {}
     if (begin := plan.change.begin) is not None:
-        gangs = {each.ident: each.gang for each in outcome.jobs}
+        gangs = {job.ident: job.gang for job in outcome.jobs}
         gangs |= {job.id: [(c.cluster, c.size) for c in job.attempt.gang] for job in unfinished if job.attempt}
         for ident, gang in gangs.items():
             nodes = sum(size for name, size in gang if name in plan.change.drain)
             if nodes and starts.get(ident, inf) <= begin < ends.get(ident, inf):
-                there[ident] = nodes
-    return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation, there)
+                node_counts[ident] = nodes
+    return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation, node_counts)
 
 
 def _extrapolate_ends(moment: Moment, unfinished: Iterable[Job], until: float) -> dict[JobId, float]:
@@ -516,10 +516,10 @@ def _extrapolate_ends(moment: Moment, unfinished: Iterable[Job], until: float) -
 
     ``until``: the time at which the simulation ended. Arrays of which no task has ended are left out.
     """
-    before = {job.id: job.tasks for job in moment.jobs}
+    tasks_by_job = {job.id: job.tasks for job in moment.jobs}
     ends = {}
     for job in unfinished:
-        tasks, tasks_before = job.tasks, before.get(job.id)
+        tasks, tasks_before = job.tasks, tasks_by_job.get(job.id)
         if tasks is None or tasks_before is None:
             continue
         remaining = tasks.waiting + tasks.live
@@ -559,7 +559,7 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         "of arrays are extrapolated"
     )
     counts = Counter(ident for course in courses for ident in course.there)
-    there = {ident: nodes for course in courses for ident, nodes in course.there.items()}
+    node_counts = {ident: nodes for course in courses for ident, nodes in course.there.items()}
     return Forecast(
         now,
         min(course.simulated_s for course in courses),
@@ -570,7 +570,7 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         _percentile_interval(len(times) for times in starts_of_waiting) if waiting else None,
         fmean(course.utilisation for course in courses),
         cut if any(course.is_cut for course in courses) else "",
-        {ident: nodes for ident, nodes in there.items() if 2 * counts[ident] > len(courses)},
+        {ident: nodes for ident, nodes in node_counts.items() if 2 * counts[ident] > len(courses)},
     )
 
 

@@ -233,8 +233,8 @@ def _read_entry(name: str, folder: int) -> TokenSearch:
     except FileNotFoundError:
         entries = [entry for entry in os.listdir(folder) if not entry.startswith(".")]
         running = sorted(entry for entry in entries if _is_entry_of_running_daemon(entry, folder))
-        others = f"; its daemons serve at {', '.join(running[:5])}" if running else ""
-        return TokenSearch(reason=f"no daemon of this account serves at {name}{others}")
+        hint = f"; its daemons serve at {', '.join(running[:5])}" if running else ""
+        return TokenSearch(reason=f"no daemon of this account serves at {name}{hint}")
     except (OSError, ValueError) as error:
         return TokenSearch(reason=f"the register's entry of {name} cannot be used: {error}")
     try:

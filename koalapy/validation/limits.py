@@ -151,8 +151,8 @@ def check_nodes(spec: JobSpec, limits: Limits) -> None:
         return
     _check_ranks(spec, limits)
     for index, component in enumerate(_components(spec)) if _components(spec) else [(None, None)]:
-        whole = spec.node_requirement(index)
-        if whole is not None and (requirement := whole.matching_part) is not None:
+        combined = spec.node_requirement(index)
+        if combined is not None and (requirement := combined.matching_part) is not None:
             clusters = limits.clusters
             if isinstance(spec.request, FixedRequest) and component is not None:
                 clusters = [cluster for cluster in clusters if cluster.name == component.cluster]
@@ -163,10 +163,10 @@ def check_nodes(spec: JobSpec, limits: Limits) -> None:
 
 def _check_ranks(spec: JobSpec, limits: Limits) -> None:
     """Reject ranks that request together more processors than any node has, if those of all nodes are known."""
-    known = [node_class.cores for cluster in limits.clusters for node_class in cluster.known_classes]
-    if not spec.cores_of_ranks or not known or any(cluster.node_classes is None for cluster in limits.clusters):
+    core_counts = [node_class.cores for cluster in limits.clusters for node_class in cluster.known_classes]
+    if not spec.cores_of_ranks or not core_counts or any(cluster.node_classes is None for cluster in limits.clusters):
         return
-    largest, ranks = max(cores or MAX_CORES for cores in known), spec.processes_per_node or 1
+    largest, ranks = max(cores or MAX_CORES for cores in core_counts), spec.processes_per_node or 1
     if spec.cores_of_ranks > largest:
         needed = f", so {ranks} ranks need {spec.cores_of_ranks} cores of a node" if ranks > 1 else ""
         problem = f"is {spec.cpus_per_rank}{needed}, but no node has more than {largest} cores"
@@ -203,40 +203,40 @@ def _check_requirement(
     never_met = set.intersection(*unmet)
     names = [field.name for field in fields(NodeRequirement) if field.name in (never_met or set.union(*unmet))]
     no_cluster = "no other cluster" if len(allowed) < len(clusters) else "no cluster"
-    where = f"{allowed[0].name} has no node" if len(allowed) == 1 else f"{no_cluster} has nodes"
+    subject = f"{allowed[0].name} has no node" if len(allowed) == 1 else f"{no_cluster} has nodes"
     no_gpus = f"{allowed[0].name} reports no GPUs" if len(clusters) == 1 else f"{no_cluster} reports GPUs"
     if len(names) == 1 or never_met:
-        _reject_property(names[0], requirement, nodes, where, no_gpus, field_names[names[0]])
+        _reject_property(names[0], requirement, nodes, subject, no_gpus, field_names[names[0]])
     nearest = min(zip(unmet, nodes, strict=True), key=lambda pair: (len(pair[0]), -pair[1][1].total))
     cluster, node_class = nearest[1]
     has = format_list([_describe_property(name, node_class, requirement) for name in names if name in nearest[0]])
-    problem = f"is {_value_of(names[0], requirement)}, but {where} with {requirement} together"
+    problem = f"is {_value_of(names[0], requirement)}, but {subject} with {requirement} together"
     hint = f"nearest: {cluster.name} has {has} on {format_nodes(node_class.total)}"
     reject(field_names[names[0]], _value_of(names[0], requirement), problem, hint)
 
 
 def _reject_property(
-    name: str, requirement: NodeRequirement, nodes: Sequence[NodesOf], where: str, no_gpus: str, field_name: str
+    name: str, requirement: NodeRequirement, nodes: Sequence[NodesOf], subject: str, no_gpus: str, field_name: str
 ) -> NoReturn:
     """Reject a property that no node has, with the nearest nodes, or all names that exist."""
     only = NodeRequirement(**{name: getattr(requirement, name)})
     value = _value_of(name, requirement)
-    problem = f"is {value}, but {where} with {only}"
+    problem = f"is {value}, but {subject} with {only}"
     if name in ("features", "partition"):
-        known = {text for _, node_class in nodes for text in _names_of(name, node_class)}
+        available = {text for _, node_class in nodes for text in _names_of(name, node_class)}
         requested = requirement.features if name == "features" else (requirement.partition,)
-        wrong = [text for text in requested if text not in known] or [str(value)]
-        reject(field_name, value, problem, suggest_names(wrong[0], known))
+        wrong = [text for text in requested if text not in available] or [str(value)]
+        reject(field_name, value, problem, suggest_names(wrong[0], available))
     cluster, node_class = max(nodes, key=lambda pair: (_amount(name, pair[1], requirement), pair[1].total))
     total = sum(
-        other.total
-        for site, other in nodes
-        if site is cluster and _amount(name, other, requirement) == _amount(name, node_class, requirement)
+        entry.total
+        for site, entry in nodes
+        if site is cluster and _amount(name, entry, requirement) == _amount(name, node_class, requirement)
     )
     has = _describe_property(name, node_class, requirement)
     hint = f"nearest: {cluster.name} has {has} on {format_nodes(total)}"
     if requirement.gpus and name == "gpus" and not _amount(name, node_class, requirement):
-        types = {gpus.type for _, other in nodes for gpus in other.gpus} - {""}
+        types = {gpus.type for _, node_class in nodes for gpus in node_class.gpus} - {""}
         hint = f"{no_gpus}; koala clusters show NAME shows what its nodes have"
         hint = suggest_names(requirement.gpus.type, types) if types else hint
     reject(field_name, value, problem, hint)

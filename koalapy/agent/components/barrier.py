@@ -265,9 +265,9 @@ class Barrier:
             case "stream":
                 self._streams.receive_from_runner(runner, message["message"])
             case "relay_used":
-                component.relayed = tuple((str(one), str(other)) for one, other in message["pairs"])
+                component.relayed = tuple((str(first), str(second)) for first, second in message["pairs"])
                 if (unreached := message["unreached"]) is not None:
-                    component.unreached = tuple((str(one), str(other)) for one, other in unreached)
+                    component.unreached = tuple((str(first), str(second)) for first, second in unreached)
                 self._reporter.publish_status(component)
             case "relay":
                 self._pass_on(component, runner, message)

@@ -92,11 +92,11 @@ class RelayedLinks:
         """Return why the site may not start a plan: not all its links to others are relayed. Empty if it may."""
         if not self._settings.relayed_only:
             return ""
-        own = self._settings.cluster
+        own_cluster = self._settings.cluster
         pairs = (plan.get("relay") or {}).get("pairs", ())
-        relayed = {pair_of(one, other) for one, other, how in pairs if how == "relayed"}
-        others = sorted({node["cluster"] for node in plan["nodes"]} - {own})
-        direct = [other for other in others if pair_of(own, other) not in relayed]
+        relayed = {pair_of(first, second) for first, second, how in pairs if how == "relayed"}
+        other_clusters = sorted({node["cluster"] for node in plan["nodes"]} - {own_cluster})
+        direct = [cluster for cluster in other_clusters if pair_of(own_cluster, cluster) not in relayed]
         if not direct:
             return ""
         return (
@@ -193,7 +193,7 @@ class RelayedLinks:
         return add_node_keys(entry, keys)
 
     def _state(self) -> dict[str, Any]:
-        return {"key": self._key, "attempts": [self._make_entry(*each) for each in self._attempts.values()]}
+        return {"key": self._key, "attempts": [self._make_entry(*attempt) for attempt in self._attempts.values()]}
 
     def _on_event(self, event: dict[str, Any]) -> None:
         match event["t"]:

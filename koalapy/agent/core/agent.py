@@ -98,8 +98,8 @@ class Agent:
         self._spool = Spool(settings.directory, self._secrets.secret_of_token)
         self._address_file = settings.address_file
         disk_synced, hello = self._spool.disk_sync.wait_synced, self._make_hello
-        endpoint, *others = map(settings.endpoint_of, settings.urls)
-        self._uplink = Uplink(endpoint, settings.token, hello, disk_synced, settings.trust, clock, others)
+        endpoint, *other_endpoints = map(settings.endpoint_of, settings.urls)
+        self._uplink = Uplink(endpoint, settings.token, hello, disk_synced, settings.trust, clock, other_endpoints)
         live: dict[str, Component] = {}
         self._monitor = LrmMonitor(lrm, live, settings.poll_interval, timeouts, clock)
         self._reporter = Reporter(self._uplink, self._monitor, live, clock, Versions(agent=koalapy.__version__))

@@ -433,8 +433,8 @@ class LrmJobs:
         monitor, lrm, attempt = self._monitor, self._lrm, 0
         failed = SiteUnavailable("no job of its name was found")
         while True:
-            if (known := next((node.lrm_job for node in component.nodes if node.lrm_job), None)) is not None:
-                return known
+            if (existing := next((node.lrm_job for node in component.nodes if node.lrm_job), None)) is not None:
+                return existing
             attempt += 1
             try:
                 lrm_job = (

@@ -273,8 +273,8 @@ class Reporter:
             for node in job.nodes
         }
         nodes = sorted(snapshot.nodes, key=lambda node: node.state != "down")[:MAX_LISTED_NODES]
-        held = (replace(node, token=tokens.get(node.name, "")) if node.state == "held" else node for node in nodes)
-        return asdict(NodeList(tuple(held), age))
+        listed = (replace(node, token=tokens.get(node.name, "")) if node.state == "held" else node for node in nodes)
+        return asdict(NodeList(tuple(listed), age))
 
     def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         """Yield a status for each job without a record, which lets the daemon stop it. Remember the jobs' accounts."""

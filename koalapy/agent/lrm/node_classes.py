@@ -147,9 +147,9 @@ class NodeGroup(NodeClassReport):
             if name in self.nodes
         )
         return tuple(
-            NodePartReport(count, left.cores, left.memory, left.gpus)
-            for left, count in sorted(counts.items(), key=lambda item: repr(item[0]))
-            if left.cores > 0 and left.memory != 0
+            NodePartReport(count, part.cores, part.memory, part.gpus)
+            for part, count in sorted(counts.items(), key=lambda item: repr(item[0]))
+            if part.cores > 0 and part.memory != 0
         )
 
 
@@ -165,8 +165,8 @@ class NodePart(NamedTuple):
 def subtract_gpus(gpus: Iterable[Gpus], used: Iterable[Gpus]) -> tuple[Gpus, ...]:
     """Return the remaining GPUs by type. Used ones of unknown type may be of each type."""
     counts = {entry.type: entry.count for entry in used}
-    left = {e.type: e.count - counts.get(e.type, 0) - (counts.get("", 0) if e.type else 0) for e in gpus}
-    return tuple(Gpus(count, gpu_type) for gpu_type, count in left.items() if count > 0)
+    remaining = {e.type: e.count - counts.get(e.type, 0) - (counts.get("", 0) if e.type else 0) for e in gpus}
+    return tuple(Gpus(count, gpu_type) for gpu_type, count in remaining.items() if count > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +332,9 @@ def _make_group(name: str, members: Sequence[KnownNode], feature: str = "") -> N
     )
 
 
-def _shared_words(words: Sequence[frozenset[str]]) -> tuple[str, ...]:
+def _shared_words(word_sets: Sequence[frozenset[str]]) -> tuple[str, ...]:
     """Return the names that all sets contain, without those that jobs cannot request."""
-    shared = frozenset.intersection(*words)
+    shared = frozenset.intersection(*word_sets)
     return tuple(sorted(word for word in shared if WORD.fullmatch(word)))[:MAX_FEATURES]
 
 
@@ -342,8 +342,8 @@ def _shared_gpus(gpus: Sequence[tuple[Gpus, ...]]) -> tuple[Gpus, ...]:
     """Return the GPUs that each node has at least, by type."""
     counts = [{entry.type: entry.count for entry in entries} for entries in gpus]
     types = set(counts[0]).intersection(*counts[1:])
-    least = [Gpus(min(count[gpu_type] for count in counts), gpu_type) for gpu_type in sorted(types)]
-    return tuple(entry for entry in least if entry.count > 0)[:MAX_FEATURES]
+    shared = [Gpus(min(count[gpu_type] for count in counts), gpu_type) for gpu_type in sorted(types)]
+    return tuple(entry for entry in shared if entry.count > 0)[:MAX_FEATURES]
 
 
 def _make_name(features: frozenset[str], group: NodeGroup, used_names: set[str]) -> str:

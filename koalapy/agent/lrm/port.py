@@ -214,9 +214,9 @@ def report_reservations(
     """
     longest = MAX_TIME if default_walltime is None else default_walltime
     reports = [
-        NodeReservation(name, len(own), len(own & idle), max(0.0, begins), max(0.0, ends or MAX_TIME), longest)
+        NodeReservation(name, len(names), len(names & idle), max(0.0, begins), max(0.0, ends or MAX_TIME), longest)
         for name, hosts, begins, ends in reservations
-        if (own := nodes & set(hosts))
+        if (names := nodes & set(hosts))
     ]
     return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
 

@@ -219,9 +219,9 @@ def reject_charges(requirement: NodeRequirement, allowed: Mapping[str, Sequence[
     for field, names in allowed.items():
         value = getattr(requirement, field)
         if value and not is_mapped and value not in names:
-            known = f"allowed: {', '.join(names)}" if names else "the cluster allows no choice"
+            choices = f"allowed: {', '.join(names)}" if names else "the cluster allows no choice"
             raise SiteRejected(
-                f"{field} {value} may not be chosen here; {known}",
+                f"{field} {value} may not be chosen here; {choices}",
                 field=field,
                 value=value,
                 hint=f"leave {field} out, or have the cluster's administrator add it to allowed_{field}",

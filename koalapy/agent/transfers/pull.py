@@ -369,8 +369,8 @@ class Pull:
         try:
             outcome = await run_rsync(route, self._name, self._folder, self._tick, self._means.rsync_program)
         except RsyncMissing as error:
-            words = "rsync is missing on its head node: install it there"
-            raise StageError(f"{self._means.cluster} cannot pull files: {words}", "site") from error
+            problem = "rsync is missing on its head node: install it there"
+            raise StageError(f"{self._means.cluster} cannot pull files: {problem}", "site") from error
         finally:
             ended = self._clock.monotonic()
             self.seconds += ended - began

@@ -358,7 +358,7 @@ class StageRun:
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
             digest.cancel()
-            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
+            digesting.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is not awaited
 
     async def _download(
         self,

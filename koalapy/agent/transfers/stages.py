@@ -376,8 +376,8 @@ class ComponentFiles:
 
     def work_path(self, component: Component) -> Path:
         """Return the working folder. Raise ``SiteRejected`` for an account that can have none."""
-        own = component.folder.path
-        return self._folders.folder_path(component.user, f"work-{component.name}") if component.user else own
+        folder = component.folder.path
+        return self._folders.folder_path(component.user, f"work-{component.name}") if component.user else folder
 
     def stage_path(self, component: Component) -> Path | None:
         """Return the folder with a component's input files; None if it has no stage."""
@@ -392,12 +392,12 @@ class ComponentFiles:
         if not component.fetched and component.name not in self._taking_back:
             task = self._taking_back[component.name] = asyncio.create_task(self._fetch_results(component))
 
-            def done(_: object) -> None:
+            def mark_fetched(_: object) -> None:
                 self._taking_back.pop(component.name, None)
                 component.fetched = True
                 then()
 
-            task.add_done_callback(done)
+            task.add_done_callback(mark_fetched)
         return component.fetched
 
     def fetch_early(self, component: Component) -> None:
@@ -438,15 +438,15 @@ class ComponentFiles:
         """Remove folders in accounts that earlier agents left."""
         for user in sorted(self._folders.list_accounts()):
             try:
-                for name in await self._folders.list_names(user) - self._known(user):
-                    if name not in self._known(user):
+                for name in await self._folders.list_names(user) - self._used_names(user):
+                    if name not in self._used_names(user):
                         await self._folders.remove_folder(user, self._folders.folder_path(user, name))
             except SiteError as error:
                 log.info(
                     "cannot list the folders of an account", action="folders-not-swept", user=user, reason=str(error)
                 )
 
-    def _known(self, user: str) -> set[str]:
+    def _used_names(self, user: str) -> set[str]:
         """Return the names of an account's folders that are in use."""
         components = [component for component in self._reporter.components.values() if component.user == user]
         stages = {f"stage-{instance}-{token}" for instance, token in self.stages.known_keys()}

@@ -345,8 +345,8 @@ def _adapter_for(kind: Kind) -> TypeAdapter[Any]:
 def _fields_to_json(value: Any, *leave_out: str) -> Json:
     """Return the fields of a value as JSON, without those that have their default values."""
     names, defaults, values_of = _fields_of(value.__class__)
-    given = zip(names, values_of(value), defaults, strict=True)
-    changed = {name for name, field_value, default in given if field_value != default}
+    triples = zip(names, values_of(value), defaults, strict=True)
+    changed = {name for name, field_value, default in triples if field_value != default}
     data: Json = _adapter_for(value.__class__).dump_python(value, mode="json", include=changed.difference(leave_out))
     return data
 

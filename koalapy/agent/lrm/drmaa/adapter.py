@@ -204,7 +204,7 @@ class DrmaaLrm(PolledLrm):
         active = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
         states = await self._control.read_states(list(active)) if active else {}
         jobs = [self._convert_job(active[job], state) for job, state in states.items()]
-        held = sum(
+        used_nodes = sum(
             entry.nodes for entry, job in zip(active.values(), jobs, strict=True) if job.state in _STATES_WITH_NODES
         )
         ended = []
@@ -225,7 +225,7 @@ class DrmaaLrm(PolledLrm):
         by_id = {job.id: job for job in (*ended_before, *jobs)}
         total = self._settings.nodes
         submit_error = await self._control.submit_error()
-        return LrmSnapshot(total, max(0, total - held), 0, 0, tuple(by_id.values()), submit_error)
+        return LrmSnapshot(total, max(0, total - used_nodes), 0, 0, tuple(by_id.values()), submit_error)
 
     async def read_version(self) -> str:
         return await self._control.read_version()

@@ -167,7 +167,7 @@ class DrmaaControl(JobControl):
             output=str(submission.output),
             # Libraries split it at blanks outside of quotes.
             native=" ".join(
-                f'"{word}"' if any(char.isspace() for char in word) or not word else word for word in native
+                f'"{option}"' if any(char.isspace() for char in option) or not option else option for option in native
             ),
         )
         return job

@@ -50,9 +50,9 @@ class LocalNode:
         part = job.parts.get(self.address)
         if part is None:
             return False
-        others = [other.parts[self.address] for other in self.jobs if self.address in other.parts]
-        return len(others) == len(self.jobs) and all(
-            capacity is None or amount + sum(other[name][0] for other in others if name in other) <= capacity
+        parts = [job.parts[self.address] for job in self.jobs if self.address in job.parts]
+        return len(parts) == len(self.jobs) and all(
+            capacity is None or amount + sum(part[name][0] for part in parts if name in part) <= capacity
             for name, (amount, capacity) in part.items()
         )
 
@@ -138,7 +138,7 @@ class JobTable:
         """``first_id``: the id of the first job, larger than those of earlier tables. ``reservations_file``: keeps the
         reservations for later tables; empty: none does. ``clock``: returns seconds since the epoch."""
         self.nodes, self._reservations_file, self._clock = nodes, reservations_file, clock
-        self.reservations = {each.name: each for each in self._load_reservations()}
+        self.reservations = {reservation.name: reservation for reservation in self._load_reservations()}
         self._begun: set[str] = set()
         """The reservations that had begun when that was last checked."""
         self.seq = 0
@@ -199,11 +199,11 @@ class JobTable:
     def _admits(self, address: str, job: LocalJob, now: float) -> bool:
         """Return whether the reservations leave a node to a job that starts now."""
         if job.reservation:
-            own = self.reservations.get(job.reservation)
-            return own is not None and own.begins <= now < own.ends and address in own.nodes
+            entry = self.reservations.get(job.reservation)
+            return entry is not None and entry.begins <= now < entry.ends and address in entry.nodes
         end = now + (job.walltime or math.inf)
         return not any(
-            address in each.nodes and now < each.ends and each.begins < end for each in self.reservations.values()
+            address in entry.nodes and now < entry.ends and entry.begins < end for entry in self.reservations.values()
         )
 
     def _check_reservation(self, job: LocalJob) -> None:
@@ -213,9 +213,9 @@ class JobTable:
             raise RequestRejected(f"reservation: there is no {job.reservation} on this cluster", "reservation")
         if job.user not in reservation.users:
             raise RequestRejected(f"reservation: {job.user} may not use {job.reservation}", "reservation")
-        most = len(job.eligible.intersection(reservation.nodes) if job.eligible else reservation.nodes)
-        if job.size > most:
-            problem = f"{job.size} nodes requested, and it has {most}" + (" that are eligible" if job.eligible else "")
+        limit = len(job.eligible.intersection(reservation.nodes) if job.eligible else reservation.nodes)
+        if job.size > limit:
+            problem = f"{job.size} nodes requested, and it has {limit}" + (" that are eligible" if job.eligible else "")
             raise RequestRejected(f"reservation: {problem}", "reservation")
 
     def reserve_nodes(self, request: dict[str, Any]) -> LocalReservation:
@@ -228,13 +228,13 @@ class JobTable:
             raise RequestRejected("name, users and times must be those of a reservation")
         if existing := self.reservations.get(name):
             return existing
-        others = [each for each in self.reservations.values() if each.begins < ends and begins < each.ends]
-        taken = {node for each in others for node in each.nodes}
-        taken |= {node.address for job in self.running.values() if job.ends_at > begins for node in job.nodes}
-        free = [node.address for node in reversed(self.nodes) if node.address not in taken]
+        overlapping = [entry for entry in self.reservations.values() if entry.begins < ends and begins < entry.ends]
+        busy = {node for entry in overlapping for node in entry.nodes}
+        busy |= {node.address for job in self.running.values() if job.ends_at > begins for node in job.nodes}
+        free = [node.address for node in reversed(self.nodes) if node.address not in busy]
         if len(free) < int(request["nodes"]):
-            most = f"{len(free)} of its {len(self.nodes)} nodes are free then"
-            raise RequestRejected(f"nodes: {int(request['nodes'])} requested, and {most}", "limit")
+            available = f"{len(free)} of its {len(self.nodes)} nodes are free then"
+            raise RequestRejected(f"nodes: {int(request['nodes'])} requested, and {available}", "limit")
         reservation = LocalReservation(name, free[: int(request["nodes"])], begins, ends, list(users))
         self._set_reservations([*self.reservations.values(), reservation])
         return reservation
@@ -242,7 +242,7 @@ class JobTable:
     def release_reservation(self, name: object) -> None:
         """Remove a reservation, if it exists. Its running jobs continue. Raise ``RequestRejected``."""
         if name in self.reservations:
-            self._set_reservations(each for each in self.reservations.values() if each.name != name)
+            self._set_reservations(entry for entry in self.reservations.values() if entry.name != name)
 
     def next_change_s(self) -> float | None:
         """Forget the reservations that are over, and count those that have begun as a change.
@@ -252,20 +252,20 @@ class JobTable:
         if not self.reservations and not self._begun:
             return None
         now = self._clock()
-        self.reservations = {name: each for name, each in self.reservations.items() if each.ends > now}
-        begun = {name for name, each in self.reservations.items() if each.begins <= now}
+        self.reservations = {name: entry for name, entry in self.reservations.items() if entry.ends > now}
+        begun = {name for name, entry in self.reservations.items() if entry.begins <= now}
         if begun != self._begun:
             self._begun = begun
             self.seq += 1
-        times = (each.ends if each.name in begun else each.begins for each in self.reservations.values())
+        times = (entry.ends if entry.name in begun else entry.begins for entry in self.reservations.values())
         return min(times, default=math.inf) - now if self.reservations else None
 
     def _set_reservations(self, reservations: Iterable[LocalReservation]) -> None:
         """Replace all reservations, first in the file. Raise ``RequestRejected`` if it cannot be written."""
-        changed = {each.name: each for each in reservations}
+        changed = {reservation.name: reservation for reservation in reservations}
         if self._reservations_file:
             try:
-                text = json.dumps([asdict(each) for each in changed.values()])
+                text = json.dumps([asdict(reservation) for reservation in changed.values()])
                 replace_file(self._reservations_file, text.encode())
             except OSError as error:
                 raise RequestRejected(f"cannot write the reservations: {error.strerror}", "unavailable") from error
@@ -280,7 +280,7 @@ class JobTable:
         except (OSError, ValueError, TypeError):
             return
         addresses = {node.address for node in self.nodes}
-        yield from (each for each in stored if each.ends > self._clock() and addresses.issuperset(each.nodes))
+        yield from (entry for entry in stored if entry.ends > self._clock() and addresses.issuperset(entry.nodes))
 
     def end_job(self, job: LocalJob) -> None:
         """Free a job's nodes, or take it out of the queue. Forget the oldest ended job above the limit."""
@@ -360,8 +360,8 @@ def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]
     walltime, account = request.get("walltime"), request.get("account")
     if size < 1:
         raise RequestRejected(f"nodes: must be at least 1, not {size}")
-    if size > (most := len(set(eligible) or addresses)):
-        problem = f"{most} are eligible" if eligible else f"the cluster has {most}"
+    if size > (max_nodes := len(set(eligible) or addresses)):
+        problem = f"{max_nodes} are eligible" if eligible else f"the cluster has {max_nodes}"
         raise RequestRejected(f"nodes: {size} requested, and {problem}", "limit")
     if not addresses.issuperset(eligible):
         raise RequestRejected("eligible: must be a list of addresses of nodes")

@@ -193,7 +193,7 @@ class SgeLrm(PolledLrm):
         await self._reservations.delete(name)
 
     async def list_reservations(self, prefix: str) -> Sequence[str]:
-        return [each.name for each in await self._reservations.find_own(prefix)]
+        return [reservation.name for reservation in await self._reservations.find_own(prefix)]
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         if (id := self._jobs.find_id(name, user)) is not None:
@@ -238,24 +238,24 @@ class SgeLrm(PolledLrm):
         self._has_listed = True
         await self._jobs.resolve(ended)
         unreachable = [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
-        active_jobs, asked = [], 0
+        active_jobs, query_count = [], 0
         for job in self._jobs.active_jobs(listing):
             tracked = self._jobs.by_id[job.id]
             if is_broken(job.state) and not tracked.error:
                 tracked.error = await self._read_job_field(job.id, read_job_error)
-            elif tracked.may_ask_why(self._clock.monotonic()) and asked < MAX_WAITING_QUERIES:
-                asked += 1
+            elif tracked.may_ask_why(self._clock.monotonic()) and query_count < MAX_WAITING_QUERIES:
+                query_count += 1
                 tracked.waiting = await self._read_job_field(job.id, read_waiting_reason)
                 tracked.waiting_read_at = self._clock.monotonic()
             active_jobs.append(convert_job(job, tracked, unreachable))
         jobs = (*active_jobs, *self._jobs.unresolved_jobs(), *self._jobs.ended_jobs())
-        held = {node for job in active_jobs if job.state is LrmJobState.RUNNING for node in job.nodes}
+        used_nodes = {node for job in active_jobs if job.state is LrmJobState.RUNNING for node in job.nodes}
         if self._clock.monotonic() > self._reservations.read_at + RESERVATIONS_MAX_AGE_S:
             self._reservations.read_at = self._clock.monotonic()
             with contextlib.suppress(SiteError):  # then the previous ones count
                 await self._reservations.find_all()
         return replace(
-            make_snapshot(listing, layout, held, jobs, self._groups, tuple(self._reservations.list_uses())),
+            make_snapshot(listing, layout, used_nodes, jobs, self._groups, tuple(self._reservations.list_uses())),
             submit_error=await self._control.submit_error(),
         )
 
@@ -282,13 +282,11 @@ class SgeLrm(PolledLrm):
                 hosts = read_hosts((await self._commands.run_checked("qhost", "-F", "-xml")).output)
             nodes = []
             for host in sorted(self._layout.hosts):
-                known = hosts.get(short_name(host), KnownNode(host))
+                node = hosts.get(short_name(host), KnownNode(host))
                 # Grid Engine reports those GPUs that are free: the most seen so far count.
-                self._gpus[host] = max(
-                    self._gpus.get(host, ()), known.gpus, key=lambda gpus: sum(e.count for e in gpus)
-                )
-                queues = frozenset(queue for queue, other in self._layout.instances if other == host)
-                nodes.append(replace(known, name=host, gpus=self._gpus[host], partitions=queues))
+                self._gpus[host] = max(self._gpus.get(host, ()), node.gpus, key=lambda gpus: sum(e.count for e in gpus))
+                queues = frozenset(queue for queue, name in self._layout.instances if name == host)
+                nodes.append(replace(node, name=host, gpus=self._gpus[host], partitions=queues))
             self._groups = group_nodes(nodes, settings.node_classes)
         return self._layout
 
@@ -308,7 +306,7 @@ class SgeLrm(PolledLrm):
 def make_snapshot(
     listing: Listing,
     layout: Layout,
-    held: Collection[str],
+    used_nodes: Collection[str],
     jobs: tuple[LrmJob, ...],
     groups: NodeGroups = NO_GROUPS,
     reservations: Iterable[tuple[str, Collection[str], float, float]] = (),
@@ -327,13 +325,13 @@ def make_snapshot(
         slots: Counter[NodeState] = Counter()
         for instance in instances:
             slots[queue_state(instance.states)] += instance.total
-        if host in held:
+        if host in used_nodes:
             states[host] = "held"
         elif slots["idle"] >= layout.slots and host not in used:
             states[host] = "idle"
         else:
             states[host] = "local" if slots["idle"] + slots["busy"] >= layout.slots else "down"
-    problems = {host: "".join(sorted({*"".join(one.states for one in usable[host])})) for host in usable}
+    problems = {host: "".join(sorted({*"".join(instance.states for instance in usable[host])})) for host in usable}
     reasons = {host: f"queue state {letters}" for host, letters in problems.items() if letters}
     sizes = (JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else ()
     snapshot = groups.make_snapshot(states, reasons, jobs)

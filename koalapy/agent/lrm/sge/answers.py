@@ -249,8 +249,8 @@ def read_waiting_reason(text: str) -> str:
 
     A line about the parallel environment or a limit is about the whole job; other lines are about one queue each.
     """
-    _, found, information = text.partition("scheduling info:")
-    lines = [" ".join(line.split()) for line in information.splitlines()] if found else []
+    _, heading, information = text.partition("scheduling info:")
+    lines = [" ".join(line.split()) for line in information.splitlines()] if heading else []
     lines = [line for line in lines if line and not line.startswith("(")]
     decisive = [
         line for line in lines if re.search(r"cannot run in PE|exceeds limit|limit .* in rule|dropped because", line)

@@ -157,8 +157,8 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             fault=SiteFault.SITE,
         )
     answer = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
-    words = [line.strip() for line in answer.text.splitlines()]
-    instances = [tuple(word.split("@", 1)) for word in words if re.fullmatch(r"[^\s@]+@[^\s@]+", word)]
+    lines = [line.strip() for line in answer.text.splitlines()]
+    instances = [tuple(line.split("@", 1)) for line in lines if re.fullmatch(r"[^\s@]+@[^\s@]+", line)]
     if answer.code != 0 or not instances:
         subject = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
@@ -167,8 +167,8 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
         )
     slots = attributes.get("slots", "")
-    most = int(slots) // int(rule) if slots.isdecimal() else MAX_NODES
-    return Layout(int(rule), frozenset((queue, host) for queue, host in instances), min(most, MAX_NODES))
+    max_nodes = int(slots) // int(rule) if slots.isdecimal() else MAX_NODES
+    return Layout(int(rule), frozenset((queue, host) for queue, host in instances), min(max_nodes, MAX_NODES))
 
 
 async def read_parallel_environment(commands: SgeCommands, name: str) -> dict[str, str]:

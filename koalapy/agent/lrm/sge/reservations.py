@@ -41,29 +41,29 @@ class SgeReservations:
     async def find_all(self) -> tuple[AdvanceReservation, ...]:
         """Return all present and coming reservations, also those of others."""
         listed = read_reservations((await self.commands.run_checked("qrstat", "-u", "*", "-xml")).output)
-        if new := [each.id for each in listed if each.id not in self._details]:
+        if new := [ar.id for ar in listed if ar.id not in self._details]:
             details = (await self.commands.run_checked("qrstat", "-ar", ",".join(new), "-xml")).output
-            self._details |= {each.id: each for each in read_reservations(details)}
-        self._details = {each.id: self._details[each.id] for each in listed if each.id in self._details}
-        self.known = tuple(self._details.get(each.id, each) for each in listed)
+            self._details |= {ar.id: ar for ar in read_reservations(details)}
+        self._details = {ar.id: self._details[ar.id] for ar in listed if ar.id in self._details}
+        self.known = tuple(self._details.get(ar.id, ar) for ar in listed)
         return self.known
 
     async def find_own(self, prefix: str) -> Sequence[AdvanceReservation]:
         """Return the reservations that the agent's account made with a name that begins so. Others' are not ours."""
-        return [each for each in await self.find_all() if each.owner == self.account and each.name.startswith(prefix)]
+        return [ar for ar in await self.find_all() if ar.owner == self.account and ar.name.startswith(prefix)]
 
     async def find(self, name: str) -> AdvanceReservation | None:
         """Return the agent's reservation of that name; None if there is none."""
-        return next((each for each in await self.find_own(name) if each.name == name), None)
+        return next((ar for ar in await self.find_own(name) if ar.name == name), None)
 
     def list_uses(self) -> Iterator[tuple[str, Collection[str], float, float]]:
         """Yield name, hosts, begin and end of the reservations that were read last.
 
         One of another account is named by its number if its name could be one of the daemon's.
         """
-        for each in self.known:
-            is_ours = each.owner == self.account or not each.name.startswith(JOB_PREFIX)
-            yield each.name if each.name and is_ours else f"ar {each.id}", each.hosts, each.begins, each.ends
+        for ar in self.known:
+            is_ours = ar.owner == self.account or not ar.name.startswith(JOB_PREFIX)
+            yield ar.name if ar.name and is_ours else f"ar {ar.id}", ar.hosts, ar.begins, ar.ends
 
     async def create(self, order: ReservationOrder, layout: Layout, now: float) -> Sequence[str]:
         """Reserve nodes and return their names; if the reservation exists, those it has."""
@@ -74,28 +74,28 @@ class SgeReservations:
             )
         if (existing := await self.find(order.name)) is not None:
             return sorted(existing.hosts)
-        words = ["-N", order.name, "-e", _format_time(order.ends)]
+        arguments = ["-N", order.name, "-e", _format_time(order.ends)]
         if order.begins > now:
-            words += ["-a", _format_time(order.begins)]
-        words += ["-pe", self.settings.parallel_environment, str(order.nodes * layout.slots)]
+            arguments += ["-a", _format_time(order.begins)]
+        arguments += ["-pe", self.settings.parallel_environment, str(order.nodes * layout.slots)]
         if self.settings.queue:
-            words += ["-q", self.settings.queue]
+            arguments += ["-q", self.settings.queue]
         if any(order.accounts):  # else only the account that makes it may use it
-            words += ["-u", ",".join(account or self.account for account in order.accounts)]
-        words += [word for pair in pairwise(self.native_options) if pair[0] == "-l" for word in pair]
-        answer = await self.commands.run("qrsub", *words)
+            arguments += ["-u", ",".join(account or self.account for account in order.accounts)]
+        arguments += [argument for pair in pairwise(self.native_options) if pair[0] == "-l" for argument in pair]
+        answer = await self.commands.run("qrsub", *arguments)
         if answer.code or not _GRANTED.search(answer.text):
             raise self._error("qrsub", answer.error_text("qrsub"))
-        if (made := await self.find(order.name)) is None:
+        if (reservation := await self.find(order.name)) is None:
             raise SiteUnavailable(f"qrstat does not show the reservation {order.name}")
-        return sorted(made.hosts)
+        return sorted(reservation.hosts)
 
     async def delete(self, name: str) -> None:
         """Delete the agent's reservations of that name. Raise ``SiteUnavailable`` unless no job is seen to use one."""
-        for reservation in [each for each in await self.find_own(name) if each.name == name]:
+        for reservation in [ar for ar in await self.find_own(name) if ar.name == name]:
             await self._check_unused(reservation)
             answer = await self.commands.run("qrdel", reservation.id)
-            if answer.code and reservation.id in {each.id for each in await self.find_all()}:
+            if answer.code and reservation.id in {ar.id for ar in await self.find_all()}:
                 raise self._error("qrdel", answer.error_text("qrdel"))
 
     async def _check_unused(self, reservation: AdvanceReservation) -> None:
@@ -106,9 +106,9 @@ class SgeReservations:
         """
         options = ("-f", "-g", "t", "-s", "prs", "-u", "*", "-xml")
         listing = read_listing((await self.commands.run_checked("qstat", *options)).output)
-        shown = {instance.host: instance for instance in listing.instances}
+        by_host = {instance.host: instance for instance in listing.instances}
         used = {instance.host for instance in listing.instances if instance.used} & reservation.hosts
-        is_whole = not listing.unreadable and reservation.hosts and reservation.hosts <= shown.keys()
+        is_whole = not listing.unreadable and reservation.hosts and reservation.hosts <= by_host.keys()
         if not is_whole or used - {host for job in listing.jobs for host in job.hosts}:
             raise self._unknown_use(reservation, "qstat does not show all its hosts with their jobs")
         users = reservation.users | {reservation.owner}
@@ -118,12 +118,12 @@ class SgeReservations:
             if reservation.hosts.intersection(job.hosts) or (not job.hosts and job.owner in users)
         )
         for begin in range(0, len(jobs), JOBS_PER_QUERY):
-            asked = jobs[begin : begin + JOBS_PER_QUERY]
-            text = (await self.commands.run("qstat", "-j", ",".join(asked))).text
+            batch = jobs[begin : begin + JOBS_PER_QUERY]
+            text = (await self.commands.run("qstat", "-j", ",".join(batch))).text
             if re.search(rf"^ar_id: +{reservation.id}\s*$", text, re.MULTILINE):
                 hint = "it is released after their end"
                 raise SiteUnavailable(f"jobs use the reservation {reservation.name}", hint=hint)
-            if missing := set(asked).difference(re.findall(r"^job_number: +([0-9]+)", text, re.MULTILINE)):
+            if missing := set(batch).difference(re.findall(r"^job_number: +([0-9]+)", text, re.MULTILINE)):
                 raise self._unknown_use(reservation, f"qstat does not describe job {min(missing)}")
 
     @staticmethod

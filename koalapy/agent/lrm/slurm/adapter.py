@@ -333,18 +333,18 @@ class SlurmLrm(PolledLrm):
         if admitted is None:
             return options
         chosen = [node for node in nodes if node.name in admitted]
-        others = [node for node in nodes if node.name not in admitted]
+        barred = [node for node in nodes if node.name not in admitted]
         features = self._constraint(submission, chosen)
         if features:
             options.append(f"--constraint={'&'.join(features)}")
-            others = [node for node in others if node.features.issuperset(features)]
+            barred = [node for node in barred if node.features.issuperset(features)]
         if (gpus := requirement.gpus) and all(count_gpus(node.gpus, gpus.type) >= gpus.count for node in chosen):
             options.append(f"--gres=gpu:{gpus}")
-            others = [node for node in others if count_gpus(node.gpus, gpus.type) >= gpus.count]
+            barred = [node for node in barred if count_gpus(node.gpus, gpus.type) >= gpus.count]
         if requirement.partition:
-            others = [node for node in others if requirement.partition in node.partitions]
-        if others:
-            excluded = {node.name for node in others} | (self._offer.excluded if self._offer is not None else set())
+            barred = [node for node in barred if requirement.partition in node.partitions]
+        if barred:
+            excluded = {node.name for node in barred} | (self._offer.excluded if self._offer is not None else set())
             options.append(f"--exclude={','.join(sorted(excluded))}")
         return options
 
@@ -529,9 +529,9 @@ def make_snapshot(
     So many planned nodes count as idle, since the backfill scheduler may keep them for these jobs. No more nodes are
     idle than one job could have; the others are withheld.
     """
-    held = {name for job in jobs if job.state in HOLDING for name in job.nodes}
+    used_nodes = {name for job in jobs if job.state in HOLDING for name in job.nodes}
     all_states = list(zip(nodes, node_states(nodes, offer), strict=True))
-    states = [pair for pair in all_states if pair[0].name not in held]
+    states = [pair for pair in all_states if pair[0].name not in used_nodes]
     idle_nodes = [node for node, state in states if state == "idle"]
     planned = [node for node, state in states if state == "planned"]
     available = [*idle_nodes, *planned[:queued_nodes]]
@@ -573,7 +573,7 @@ def make_snapshot(
             offer.default_walltime,
         ),
         nodes=groups.list_nodes(
-            {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},
+            {node.name: "held" if node.name in used_nodes else _LISTED_STATES[state] for node, state in all_states},
             {
                 node.name: ": ".join(filter(None, ("+".join(sorted(node.words)).lower(), node.reason)))
                 for node, state in states

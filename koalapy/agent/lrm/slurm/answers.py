@@ -254,10 +254,10 @@ def _features(entry: Mapping[str, Any]) -> frozenset[str] | None:
     value = entry.get("features")
     if isinstance(value, dict):
         value = value.get("total")
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return None
-    return frozenset(word.strip() for word in words) - {"", "(null)"}
+    return frozenset(name.strip() for name in names) - {"", "(null)"}
 
 
 def _reason(value: object) -> str:

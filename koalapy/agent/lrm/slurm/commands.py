@@ -151,9 +151,9 @@ class SlurmAccounting:
             options = (f"--jobs={','.join(sorted(new))}", f"--starttime={_SINCE}", "--format=JobIDRaw,State")
             try:
                 if await self._has_database():
-                    words = ("--noheader", "--parsable2", "--allusers", "--allocations", *options)
+                    arguments = ("--noheader", "--parsable2", "--allusers", "--allocations", *options)
                     self._cancellers |= read_cancellers(
-                        (await self._commands.run("sacct", *words, timeout=SACCT_TIMEOUT_S)).text
+                        (await self._commands.run("sacct", *arguments, timeout=SACCT_TIMEOUT_S)).text
                     )
             except SiteError as error:
                 log.warning("accounting does not answer", action="accounting-silent", reason=error.message)

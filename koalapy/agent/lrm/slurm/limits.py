@@ -97,8 +97,8 @@ def read_account_limit(text: str, user: str, account: str = "", qos: Collection[
             limits.append(_read_limit(accounts[account]))
             account = accounts[account].get("ParentAccount", "").partition("(")[0]
     limit = NO_LIMIT
-    for other in limits:
-        limit = limit.combine(other)
+    for account_limit in limits:
+        limit = limit.combine(account_limit)
     return limit
 
 
@@ -114,7 +114,7 @@ def _read_limit(fields: dict[str, str]) -> AccountLimit:
     """Return the limits of one record, such as ``GrpTRES=cpu=N(0),node=4(2)``: four nodes, of which two are used."""
     job_limit = re.search(r"\bnode=(\d{1,9})\b", fields.get("MaxTRESPJ", ""))
     group_limit = re.search(r"\bnode=(\d{1,9})\((\d{1,9})\)", fields.get("GrpTRES", ""))
-    most = int(job_limit[1]) if job_limit else MAX_NODES
+    max_job_nodes = int(job_limit[1]) if job_limit else MAX_NODES
     if group_limit is None:
-        return AccountLimit(most)
-    return AccountLimit(min(most, int(group_limit[1])), max(0, int(group_limit[1]) - int(group_limit[2])))
+        return AccountLimit(max_job_nodes)
+    return AccountLimit(min(max_job_nodes, int(group_limit[1])), max(0, int(group_limit[1]) - int(group_limit[2])))

@@ -89,13 +89,13 @@ class Offer:
         reserved: frozenset[str] = frozenset().union(*(reservation.nodes for reservation in self.reservations))
         return [node for node in nodes if node.name in reserved]
 
-    def max_job_nodes(self, nodes: Collection[SlurmNode], most: int = MAX_NODES) -> int:
-        """Return how many of these nodes, at ``most``, one job could have: it runs in one partition, within limits."""
+    def max_job_nodes(self, nodes: Collection[SlurmNode], cap: int = MAX_NODES) -> int:
+        """Return how many of these nodes, at ``cap``, one job could have: it runs in one partition, within limits."""
         largest = 0
         for partition in self._up_partitions:
             count = sum(partition.name in node.partitions for node in nodes)
             count = min(
-                count, most, self.limit.max_job_nodes, MAX_NODES if partition.max_nodes is None else partition.max_nodes
+                count, cap, self.limit.max_job_nodes, MAX_NODES if partition.max_nodes is None else partition.max_nodes
             )
             if count >= partition.min_nodes:
                 largest = max(largest, count)
@@ -111,11 +111,11 @@ class Offer:
         """The sizes that a job may have, by partition; empty: any."""
         sizes = []
         for partition in self._up_partitions[:MAX_SIZE_RANGES]:
-            most = min(
+            max_nodes = min(
                 MAX_NODES, self.limit.max_job_nodes, MAX_NODES if partition.max_nodes is None else partition.max_nodes
             )
-            sizes.append(JobSizes(min(max(1, partition.min_nodes), MAX_NODES), max(1, most), partition.name))
-        return tuple(sizes) if any(each != JobSizes(partition=each.partition) for each in sizes) else ()
+            sizes.append(JobSizes(min(max(1, partition.min_nodes), MAX_NODES), max(1, max_nodes), partition.name))
+        return tuple(sizes) if any(size != JobSizes(partition=size.partition) for size in sizes) else ()
 
     @property
     def default_walltime(self) -> float | None:
@@ -128,7 +128,7 @@ class Offer:
 
         If none allows more, return the number itself. ``partition``: the one that the job names.
         """
-        partitions = [each for each in self._up_partitions if partition in ("", each.name)]
+        partitions = [candidate for candidate in self._up_partitions if partition in ("", candidate.name)]
         if any(p.min_nodes <= nodes and nodes <= (p.max_nodes or nodes) for p in partitions):
             return nodes
         return min((p.min_nodes for p in partitions if p.min_nodes > nodes), default=nodes)
@@ -204,7 +204,7 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
         if reservation_names:
             raise
     reservations = tuple(by_name[name] for name in reservation_names if name in by_name)
-    others = tuple(reservation for name, reservation in by_name.items() if name not in reservation_names)
+    other_reservations = tuple(reservation for name, reservation in by_name.items() if name not in reservation_names)
     if missing := [name for name in reservation_names if name not in by_name]:
         error = f"there is no reservation {format_list(missing)}"
     excluded: frozenset[str] = frozenset()
@@ -217,7 +217,7 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
     elif not error and reservations and not any(reservation.active for reservation in reservations):
         error = "; ".join(f"reservation {r.name} begins at {r.begins}" for r in reservations)
     constraint = option_value(options, "--constraint", "-C") or ""
-    return Offer(offered, reservations, constraint, excluded, error, others=others)
+    return Offer(offered, reservations, constraint, excluded, error, others=other_reservations)
 
 
 async def read_sharing(commands: SlurmCommands, offer: Offer) -> Offer:
@@ -249,7 +249,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
     """Read sinfo's lines of name, availability and job size."""
     partitions = {}
     for line in text.splitlines():
-        name, *values = (word.strip() for word in line.split("|"))
+        name, *values = (cell.strip() for cell in line.split("|"))
         if name and values:
             state, size, *times = [*values, "", "", ""][:4]
             partition = Partition(
@@ -267,13 +267,13 @@ def read_partitions(text: str) -> dict[str, Partition]:
 def option_value(options: Sequence[str], name: str, short: str = "") -> str | None:
     """Return the value of an option of sbatch in any of its forms; the last one counts, as for sbatch."""
     value = None
-    for index, word in enumerate(options):
-        if word in (name, short):
+    for index, option in enumerate(options):
+        if option in (name, short):
             value = options[index + 1] if index + 1 < len(options) else None
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-        elif short and word.startswith(short) and not word.startswith("--"):
-            value = word.removeprefix(short)
+        elif option.startswith(f"{name}="):
+            value = option.partition("=")[2]
+        elif short and option.startswith(short) and not option.startswith("--"):
+            value = option.removeprefix(short)
     return value
 
 

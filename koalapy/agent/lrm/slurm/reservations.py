@@ -78,8 +78,8 @@ class SlurmReservations:
         """
         if (reservation := (await self.find_all()).get(name)) is None or reservation.ends_at is None:
             raise reservation_rejection(f"there is no reservation {name}", name)
-        left = reservation.ends_at - max(now, reservation.begins_at or 0.0) - START_TIME_S
-        return max(60.0, left // 60 * 60)
+        remaining_s = reservation.ends_at - max(now, reservation.begins_at or 0.0) - START_TIME_S
+        return max(60.0, remaining_s // 60 * 60)
 
     async def delete(self, name: str) -> None:
         """Delete a reservation, if it exists. Raise ``SiteUnavailable`` while jobs use it."""
@@ -120,8 +120,8 @@ class SlurmReservations:
         raise SiteRejected(f"Requested nodes are busy: {count} of {order.nodes} are free then", hint=_BUSY_HINT)
 
     async def _run_create(self, name: str, partition: str, *fields: str) -> CommandResult:
-        words = ("create", "reservation", f"ReservationName={name}", *fields, f"PartitionName={partition}")
-        return await self.commands.run("scontrol", *words)
+        arguments = ("create", "reservation", f"ReservationName={name}", *fields, f"PartitionName={partition}")
+        return await self.commands.run("scontrol", *arguments)
 
     @property
     def _operator_hint(self) -> str:

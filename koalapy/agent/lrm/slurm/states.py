@@ -74,16 +74,16 @@ _REASON_TEXTS = tuple(
 )
 
 
-def job_state(words: AbstractSet[str]) -> LrmJobState:
+def job_state(states: AbstractSet[str]) -> LrmJobState:
     """Return a job's state. One that may still hold nodes is running; an unknown word never means ended."""
-    if words & _JOB_HOLDS_NODES:
+    if states & _JOB_HOLDS_NODES:
         return LrmJobState.RUNNING
-    if words & _JOB_WAITS:
+    if states & _JOB_WAITS:
         return LrmJobState.QUEUED
-    return LrmJobState.ENDED if words & _JOB_ENDED else LrmJobState.UNKNOWN
+    return LrmJobState.ENDED if states & _JOB_ENDED else LrmJobState.UNKNOWN
 
 
-def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
+def job_end(states: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
     """Return how a job ended; ``code`` and ``signal`` are those of the batch script.
 
     The exit code is None if Slurm reports only a signal, which the reason names.
@@ -92,18 +92,18 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
         signal = code - 128
     exit_code = code or None
     killed = f"killed by signal {signal}" if signal else ""
-    if "CANCELLED" in words:
+    if "CANCELLED" in states:
         return JobEnd(exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else CANCELLED_IN_SLURM)
-    if "TIMEOUT" in words:
+    if "TIMEOUT" in states:
         return JobEnd(exit_code, False, "walltime exceeded", "walltime")
-    if "DEADLINE" in words:  # of the cluster's native_specification
+    if "DEADLINE" in states:  # of the cluster's native_specification
         return JobEnd(exit_code, False, "the deadline of its Slurm job has passed", "walltime")
-    if "OUT_OF_MEMORY" in words:
+    if "OUT_OF_MEMORY" in states:
         return JobEnd(exit_code, False, "memory limit exceeded", "memory")
-    for word, reason in _JOB_LOST.items():
-        if word in words:
+    for state, reason in _JOB_LOST.items():
+        if state in states:
             return JobEnd(exit_code, True, f"{reason} ({killed})" if killed else reason)
-    if "FAILED" not in words:
+    if "FAILED" not in states:
         return JobEnd(code, False, "")
     explanation = "" if slurm_reason in _NO_EXPLANATION else slurm_reason
     if killed or exit_code is None:
@@ -111,17 +111,17 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
     return JobEnd(exit_code, False, explanation)
 
 
-def is_job_starting(words: AbstractSet[str]) -> bool:
+def is_job_starting(states: AbstractSet[str]) -> bool:
     """Return whether a job has its nodes, and Slurm is making them ready, for example by switching them on."""
-    return bool(words & _JOB_STARTS)
+    return bool(states & _JOB_STARTS)
 
 
-def is_node_starting(words: AbstractSet[str]) -> bool:
+def is_node_starting(states: AbstractSet[str]) -> bool:
     """Return whether a node starts or restarts."""
-    return bool(words & _NODE_STARTS)
+    return bool(states & _NODE_STARTS)
 
 
-def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
+def node_state(states: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     """Return a node's state; ``reserved``: whether an active reservation of grid jobs has it.
 
     ``idle``: a job would get it now. ``planned``: only the job for which the backfill scheduler keeps it. ``down``: no
@@ -131,22 +131,22 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     starts without a job gets none before it is up.
     """
     if reserved:
-        words = words - NODE_RESERVED
-    if words & _NODE_BECOMES_READY:
-        words = words - _NODE_SILENT
-    if words & _NODE_DOWN:
+        states = states - NODE_RESERVED
+    if states & _NODE_BECOMES_READY:
+        states = states - _NODE_SILENT
+    if states & _NODE_DOWN:
         return "down"
-    if words & (_NODE_BUSY | _NODE_BECOMES_READY):
+    if states & (_NODE_BUSY | _NODE_BECOMES_READY):
         return "busy"
-    if "IDLE" not in words or not words <= _NODE_IDLE:
+    if "IDLE" not in states or not states <= _NODE_IDLE:
         return "down"
-    return "planned" if "PLANNED" in words else "idle"
+    return "planned" if "PLANNED" in states else "idle"
 
 
-def is_partly_used(words: AbstractSet[str], *, reserved: bool = False) -> bool:
+def is_partly_used(states: AbstractSet[str], *, reserved: bool = False) -> bool:
     """Return whether jobs use a part of a node and others may get the remaining one; ``reserved``: see
     ``node_state``."""
-    return "MIXED" in words and (words - NODE_RESERVED if reserved else words) <= _NODE_MIXED
+    return "MIXED" in states and (states - NODE_RESERVED if reserved else states) <= _NODE_MIXED
 
 
 def waiting_fault(reason: str, *, has_several_partitions: bool = False) -> Fault | None:
@@ -157,9 +157,9 @@ def waiting_fault(reason: str, *, has_several_partitions: bool = False) -> Fault
     return None if has_several_partitions and reason.startswith("Partition") else _FAULT_BY_REASON.get(reason)
 
 
-def is_job_suspended(words: AbstractSet[str]) -> bool:
+def is_job_suspended(states: AbstractSet[str]) -> bool:
     """Return whether a job has its nodes, and Slurm has suspended or stopped it."""
-    return bool(words & _JOB_SUSPENDED)
+    return bool(states & _JOB_SUSPENDED)
 
 
 def is_account_limit(reason: str) -> bool:
