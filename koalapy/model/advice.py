@@ -119,9 +119,9 @@ class AdvisedPlacement:
         return self.predicted / self.actual - 1.0 if self.predicted is not None and self.actual else None
 
 
-def record_advice(job: Job, at: float, advice: Advice, reason: str) -> AdvisedPlacement:
+def record_advice(job: Job, timestamp: float, advice: Advice, reason: str) -> AdvisedPlacement:
     """Return the record of the advice by which a job has just been placed."""
     option = advice.chosen_option
     return AdvisedPlacement(
-        job.id, job.generation, at, advice.application, len(option.clusters), advice.options, reason, option.run
+        job.id, job.generation, timestamp, advice.application, len(option.clusters), advice.options, reason, option.run
     )

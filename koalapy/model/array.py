@@ -102,7 +102,7 @@ class TaskIndices:
     def positions_of(self, selected: "TaskIndices") -> "Iterator[Positions]":
         """Yield the positions of the selected tasks as ranges, in order. Skip indices that the array does not have."""
         starts = [indices.first for indices in self.ranges]
-        before = list(accumulate((indices.size for indices in self.ranges), initial=0))
+        offsets = list(accumulate((indices.size for indices in self.ranges), initial=0))
         for low, high in _consecutive(selected.ranges):
             for place in range(max(0, bisect_right(starts, low) - 1), len(starts)):
                 indices = self.ranges[place]
@@ -111,7 +111,7 @@ class TaskIndices:
                 first = max(0, -((indices.first - low) // indices.step))
                 last = min(indices.size - 1, (high - indices.first) // indices.step)
                 if first <= last:
-                    yield before[place] + first, before[place] + last
+                    yield offsets[place] + first, offsets[place] + last
 
 
 def _consecutive(ranges: Iterable[IndexRange]) -> "Iterator[Positions]":

@@ -86,8 +86,8 @@ _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 class ChainChecker:
     """A checker of consecutive audit entries that follow ``after``."""
 
-    def __init__(self, after: AuditHead) -> None:
-        self.last = after
+    def __init__(self, head: AuditHead) -> None:
+        self.last = head
         self.checked = 0
 
     def problem_of(self, entry: AuditEntry, stored_hash: str) -> str:

@@ -214,7 +214,7 @@ class ClusterView:
     def emptied(self) -> "ClusterView":
         """Return the cluster as it would be if usable and idle."""
         total = self.total or MAX_NODES
-        classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in self.node_classes)
+        classes = tuple(replace(entry, idle=max(entry.total, entry.idle)) for entry in self.node_classes)
         classes = resize_classes(classes, total)
         return ClusterView(self.name, total, total, speed=self.speed, node_classes=classes, job_sizes=self.job_sizes)
 
@@ -260,7 +260,7 @@ class ClusterView:
             return None
         total = min(self.total, sum(max(node_class.total, node_class.idle) for node_class in classes))
         if has_parts := bool(parts):
-            classes = tuple(replace(each, idle=each.idle + parts.pop(each.name, 0)) for each in classes)
+            classes = tuple(replace(entry, idle=entry.idle + parts.pop(entry.name, 0)) for entry in classes)
         idle = sum(node_class.idle for node_class in classes)
         return replace(
             self,
@@ -291,12 +291,12 @@ def take_nodes(classes: tuple[NodeClass, ...], nodes: NodeFilter, size: int) -> 
 
     Resource managers give these first.
     """
-    taken = []
+    reduced = []
     for node_class in classes:
         removed = min(node_class.idle, size) if size > 0 and nodes.admits(node_class) else 0
         size -= removed
-        taken.append(replace(node_class, idle=node_class.idle - removed) if removed else node_class)
-    return tuple(taken)
+        reduced.append(replace(node_class, idle=node_class.idle - removed) if removed else node_class)
+    return tuple(reduced)
 
 
 def count_idle(classes: tuple[NodeClass, ...], nodes: NodeFilter = ANY_NODE) -> int:
@@ -341,7 +341,7 @@ def add_unclassified(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeCla
     There is one unnamed class at most, since components name their classes.
     """
     unnamed = sum(node_class.idle for node_class in classes if not node_class.name)
-    named = tuple(node_class for node_class in classes if node_class.name)
+    named_classes = tuple(node_class for node_class in classes if node_class.name)
     memory = min((node_class.memory for node_class in classes if node_class.memory is not None), default=None)
     cores = min((node_class.cores for node_class in classes if node_class.cores is not None), default=None)
     features, partitions = (
@@ -350,7 +350,7 @@ def add_unclassified(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeCla
     )
     power = min(node_class.power for node_class in classes)
     gpus = classes[0].gpus if all(node_class.gpus == classes[0].gpus for node_class in classes) else ()
-    return (*named, NodeClass("", unnamed + idle, power, memory, 0, cores, gpus, features, partitions))
+    return (*named_classes, NodeClass("", unnamed + idle, power, memory, 0, cores, gpus, features, partitions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +506,7 @@ class GridView:
         return self.compute_once(("nodes", requirement), lambda grid: grid._select_matching(requirement))
 
     def _select_matching(self, requirement: NodeRequirement) -> "GridView":
-        clusters = tuple(cluster for whole in self.clusters if (cluster := whole.select_nodes(requirement)) is not None)
+        clusters = tuple(cluster for view in self.clusters if (cluster := view.select_nodes(requirement)) is not None)
         return self if clusters == self.clusters else self._with_part(clusters)
 
     def _with_part(self, clusters: tuple[ClusterView, ...]) -> "GridView":

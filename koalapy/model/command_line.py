@@ -13,7 +13,7 @@ from koalapy.model.request import Bundle, Environment, Inputs
 from koalapy.model.wording import parse_int
 
 Json = dict[str, Any]
-JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
+JOB_FIELDS = {field.name: field for field in describe_fields(JobSpec).values() if field.option}
 """The fields with an option, by name."""
 
 
@@ -125,7 +125,7 @@ def change_command(job: int, change: Json) -> str:
         for name, option in REQUEST_OPTIONS.items():
             if (value := request.get(name)) is not None and name in request:
                 texts = [",".join(map(str, sizes)) for sizes in value] if name == "split_options" else [str(value)]
-                options += [word for text in texts for word in (option, text)]
+                options += [argument for text in texts for argument in (option, text)]
             elif name in request:
                 resets.append(option)
     for name, field in JOB_FIELDS.items():
@@ -134,9 +134,9 @@ def change_command(job: int, change: Json) -> str:
             if value in (None, [], {}):
                 resets.append(field.option)
             else:
-                options += [word for text in texts_of(field.type).of(value) for word in (field.option, text)]
-    words = [word for option in resets for word in ("--reset", option.removeprefix("--"))]
-    return shlex.join(["koala", "change", str(job), *options, *words])
+                options += [argument for text in texts_of(field.type).of(value) for argument in (field.option, text)]
+    arguments = [argument for option in resets for argument in ("--reset", option.removeprefix("--"))]
+    return shlex.join(["koala", "change", str(job), *options, *arguments])
 
 
 REQUEST_OPTIONS = {

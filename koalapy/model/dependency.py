@@ -126,8 +126,8 @@ def resolve_ends(clauses: tuple[Clause, ...], ends: Mapping[int, End]) -> Resolu
     for clause in clauses:
         if any(d.job in ends and d.condition.holds_after(succeeded=ends[d.job].succeeded) for d in clause):
             continue
-        if others := tuple(dependency for dependency in clause if dependency.job not in ends):
-            remaining.append(others)
+        if unmet := tuple(dependency for dependency in clause if dependency.job not in ends):
+            remaining.append(unmet)
             continue
         job, condition = clause[0].job, clause[0].condition
         return Resolution(clauses, f"job {job} {ends[job].state}, and it had to {_VERBS[condition]}", job)
@@ -188,5 +188,5 @@ def with_dependencies(clauses: tuple[Clause, ...], inputs: tuple[ResultInput, ..
     """Return clauses that wait for the jobs of inputs, too: for their success, unless a clause names such a job
     alone."""
     awaited = {clause[0].job for clause in clauses if len({dependency.job for dependency in clause}) == 1}
-    jobs = dict.fromkeys(each.job for each in inputs if each.job not in awaited)
+    jobs = dict.fromkeys(result_input.job for result_input in inputs if result_input.job not in awaited)
     return (*clauses, *((Dependency(job),) for job in jobs))

@@ -312,7 +312,7 @@ SAME = {
 }
 """Types of errors that have the same explanation as another type."""
 BOUNDS = {
-    **{kind: (name, f"give {words} {{}}") for kind, name, words, _ in NUMBER_BOUNDS},
+    **{kind: (name, f"give {bound} {{}}") for kind, name, bound, _ in NUMBER_BOUNDS},
     "string_too_long": ("max_length", "give at most {} characters"),
     "string_too_short": ("min_length", "give at least {} characters"),
     "too_long": ("max_length", "give at most {}"),

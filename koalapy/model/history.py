@@ -452,4 +452,4 @@ class UseSums:
 
     def means(self, name: str, cluster: ClusterName = "") -> list[float | None]:
         """Return the mean number of nodes of a use, or of queued jobs, in each slot."""
-        return self.values(lambda one: round(getattr(one, name) / one.samples, 3), cluster)
+        return self.values(lambda use: round(getattr(use, name) / use.samples, 3), cluster)

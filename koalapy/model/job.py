@@ -280,8 +280,8 @@ class ClusterRefusal:
 
 def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> tuple[ClusterRefusal, ...]:
     """Return refusals with another one, which replaces that of its kind and those that it covers."""
-    others = (entry for entry in refusals if entry.kind != refusal.kind and not refusal.covers(entry))
-    return tuple(sorted((*others, refusal), key=lambda entry: entry.kind))
+    remaining = (entry for entry in refusals if entry.kind != refusal.kind and not refusal.covers(entry))
+    return tuple(sorted((*remaining, refusal), key=lambda entry: entry.kind))
 
 
 ON_TIME_S = 60.0
@@ -332,8 +332,8 @@ class PlannedStart:
     def moved_back(self, now: float) -> "PlannedStart":
         """Return it as if made ``now`` at the latest, since the clock may have been set back."""
         ahead = max(0.0, self.made_at - now)
-        at = None if self.at is None else self.at - ahead
-        return replace(self, made_at=self.made_at - ahead, first=self.first - ahead, at=at)
+        start = None if self.at is None else self.at - ahead
+        return replace(self, made_at=self.made_at - ahead, first=self.first - ahead, at=start)
 
 
 @fast_constructor

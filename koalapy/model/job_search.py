@@ -98,12 +98,12 @@ KINDS: dict[str, _Kind] = {
 _CHOICES = {"priority": [str(priority) for priority in Priority], "state": sorted(STATE_GROUPS)}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    ":": lambda one, other: one == other,
-    "=": lambda one, other: one == other,
-    "<": lambda one, other: one < other,
-    "<=": lambda one, other: one <= other,
-    ">": lambda one, other: one > other,
-    ">=": lambda one, other: one >= other,
+    ":": lambda value, operand: value == operand,
+    "=": lambda value, operand: value == operand,
+    "<": lambda value, operand: value < operand,
+    "<=": lambda value, operand: value <= operand,
+    ">": lambda value, operand: value > operand,
+    ">=": lambda value, operand: value >= operand,
 }
 _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
 _MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
@@ -258,8 +258,8 @@ def _parse_term(piece: str) -> SearchTerm:
     match = _WORD.fullmatch(piece)
     if match is None:
         plain = piece.replace('"', "").lower()
-        if _PLAIN.fullmatch(word := plain.removeprefix("-")):
-            return _build_test(piece, "any", ":", (f"*{word}*",), opposite=plain != word)
+        if _PLAIN.fullmatch(literal := plain.removeprefix("-")):
+            return _build_test(piece, "any", ":", (f"*{literal}*",), opposite=plain != literal)
         _refuse(
             piece,
             f"{piece} is not a word of a filter",
@@ -343,8 +343,8 @@ def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, fl
         return lambda job, now: True  # ``JobSearch.states`` holds the states
     parts = [value[1:-1].replace(_STAR, "*") for value in values if _PART.fullmatch(value)]
     if texts is KINDS["any"].texts and len(parts) == len(values):  # as a bare word; no value has a line break
-        first, *others = parts
-        return lambda job, now: first in (text := _all_text(job)) or any(part in text for part in others)
+        first, *remaining = parts
+        return lambda job, now: first in (text := _all_text(job)) or any(part in text for part in remaining)
     exact = frozenset(value.replace(_STAR, "*") for value in values if "*" not in value)
     patterns = [_pattern(value) for value in values if "*" in value]
     if not patterns:

@@ -74,12 +74,12 @@ def count_peak(uses: Iterable[tuple[float, float, int]]) -> int:
     The sum would keep nodes idle for good that a row of weekly reservations never uses. If they do have different
     nodes, the resource manager lets the job wait or rejects it, and after that try it is placed elsewhere.
     """
-    in_use = most = 0
+    in_use = peak = 0
     changes = ((time, nodes) for begin, end, count in uses for time, nodes in ((begin, count), (end, -count)))
     for _, nodes in sorted(changes):  # at equal times, ends come first
         in_use += nodes
-        most = max(most, in_use)
-    return most
+        peak = max(peak, in_use)
+    return peak
 
 
 SizeRanges = tuple[JobSizes, ...]
@@ -112,16 +112,16 @@ def select_partition(ranges: SizeRanges, partition: str) -> SizeRanges:
     return tuple(sizes for sizes in ranges if sizes.partition in ("", partition)) if partition else ranges
 
 
-def limit_sizes(ranges: SizeRanges, least: int, most: int) -> SizeRanges:
+def limit_sizes(ranges: SizeRanges, minimum: int, maximum: int) -> SizeRanges:
     """Return the parts of the ranges, one of which has all sizes if there are none, within two bounds."""
-    parts = (replace(r, least=max(r.least, least), most=min(r.most, most)) for r in ranges or (JobSizes(),))
+    parts = (replace(r, least=max(r.least, minimum), most=min(r.most, maximum)) for r in ranges or (JobSizes(),))
     return tuple(part for part in parts if part.least <= part.most)
 
 
-def exclude_sizes(ranges: SizeRanges, least: int, most: int) -> SizeRanges:
+def exclude_sizes(ranges: SizeRanges, minimum: int, maximum: int) -> SizeRanges:
     """Return the parts of the ranges, one of which has all sizes if there are none, outside of two bounds."""
-    below = limit_sizes(ranges, 1, least - 1) if least > 1 else ()
-    return (*below, *(limit_sizes(ranges, most + 1, MAX_NODES) if most < MAX_NODES else ()))
+    below = limit_sizes(ranges, 1, minimum - 1) if minimum > 1 else ()
+    return (*below, *(limit_sizes(ranges, maximum + 1, MAX_NODES) if maximum < MAX_NODES else ()))
 
 
 def describe_sizes(cluster: ClusterName, ranges: Collection[JobSizes]) -> str:
@@ -130,9 +130,9 @@ def describe_sizes(cluster: ClusterName, ranges: Collection[JobSizes]) -> str:
     return f"{cluster} gives a job {format_list(list(texts), separator=' or ')}"
 
 
-def _describe_range(least: int, most: int) -> str:
-    if least == most:
-        return format_nodes(least)
-    if most == MAX_NODES:
-        return f"at least {format_nodes(least)}"
-    return f"at most {format_nodes(most)}" if least == 1 else f"{least} to {format_nodes(most)}"
+def _describe_range(minimum: int, maximum: int) -> str:
+    if minimum == maximum:
+        return format_nodes(minimum)
+    if maximum == MAX_NODES:
+        return f"at least {format_nodes(minimum)}"
+    return f"at most {format_nodes(maximum)}" if minimum == 1 else f"{minimum} to {format_nodes(maximum)}"

@@ -376,10 +376,10 @@ class JobSpec(_RequirementCache):
     def node_requirements(self) -> tuple[NodeRequirement | None, ...]:
         """Return what decides which nodes serve each component: one entry if that is the same for all, none if all
         nodes serve."""
-        found = self._find_requirements()
-        if not found:
+        all_requirements = self._find_requirements()
+        if not all_requirements:
             return ()
-        requirements = found[1:] or found
+        requirements = all_requirements[1:] or all_requirements
         parts = tuple(requirement and requirement.matching_part for requirement in requirements)
         if len(set(parts)) > 1:
             return parts
@@ -423,9 +423,9 @@ def describe_changes(old: JobSpec, new: JobSpec) -> str:
     """Return what differs in ``CHANGEABLE_FIELDS``, as text: ``priority low to high``. Empty if nothing does."""
     texts = []
     for name in CHANGEABLE_FIELDS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
-            texts.append(f"{name} {_format_value(before)} to {_format_value(after)}")
+        old_value, new_value = getattr(old, name), getattr(new, name)
+        if old_value != new_value:
+            texts.append(f"{name} {_format_value(old_value)} to {_format_value(new_value)}")
     return ", ".join(texts)
 
 

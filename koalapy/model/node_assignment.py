@@ -30,14 +30,14 @@ class NodeAssignment:
 
     def add(self, key: int, nodes: NodeFilter, size: int) -> bool:
         """Assign nodes to a component. Return False, and assign none, if there are too few."""
-        taken = [0] * len(self._classes)
-        self._components[key] = nodes, taken
+        counts = [0] * len(self._classes)
+        self._components[key] = nodes, counts
         lacking = size
         while lacking and (assigned := self._assign_some(nodes, lacking)):
             lacking -= assigned
         if lacking:
             del self._components[key]
-            self._left = [left + count for left, count in zip(self._left, taken, strict=True)]
+            self._left = [remaining + count for remaining, count in zip(self._left, counts, strict=True)]
         return not lacking
 
     def _assign_some(self, nodes: NodeFilter, lacking: int) -> int:
@@ -52,11 +52,11 @@ class NodeAssignment:
         for index in (waiting := list(admitted)):
             if self._left[index]:
                 return self._move(index, reached, lacking)
-            for movable, taken in self._components.values():
-                if taken[index]:
-                    others = [i for i in range(len(self._classes)) if i not in reached and self._admits(movable, i)]
-                    reached |= dict.fromkeys(others, (taken, index))
-                    waiting += others
+            for movable, counts in self._components.values():
+                if counts[index]:
+                    reachable = [i for i in range(len(self._classes)) if i not in reached and self._admits(movable, i)]
+                    reached |= dict.fromkeys(reachable, (counts, index))
+                    waiting += reachable
         return 0
 
     def _admits(self, nodes: NodeFilter, index: int) -> bool:
@@ -66,25 +66,25 @@ class NodeAssignment:
         """Take nodes of a class that has some left, along the chain of components that ``reached`` it."""
         chain, end = list[tuple[list[int], int, int | None]](), index
         while True:
-            taken, given_up = reached[end]
-            chain.append((taken, end, given_up))
+            counts, given_up = reached[end]
+            chain.append((counts, end, given_up))
             if given_up is None:
                 break
             end = given_up
-        count = min(lacking, self._left[index], *(taken[old] for taken, _, old in chain if old is not None))
+        count = min(lacking, self._left[index], *(counts[old] for counts, _, old in chain if old is not None))
         self._left[index] -= count
-        for taken, new, old in chain:
-            taken[new] += count
+        for counts, new, old in chain:
+            counts[new] += count
             if old is not None:
-                taken[old] -= count
+                counts[old] -= count
         return count
 
     @property
     def remaining(self) -> tuple[NodeClass, ...]:
         """Return the classes with the nodes that no component has."""
         return tuple(
-            node_class if left == node_class.idle else replace(node_class, idle=left)
-            for node_class, left in zip(self._classes, self._left, strict=True)
+            node_class if idle == node_class.idle else replace(node_class, idle=idle)
+            for node_class, idle in zip(self._classes, self._left, strict=True)
         )
 
     def exclusive_class(self, key: int) -> str:
@@ -92,9 +92,9 @@ class NodeAssignment:
 
         Return an empty text if it may take any of its nodes, or has nodes of several classes.
         """
-        nodes, taken = self._components[key]
-        names = {node_class.name for node_class, count in zip(self._classes, taken, strict=True) if count}
-        filters = {other for other, _ in self._components.values()} - {nodes}
+        nodes, counts = self._components[key]
+        names = {node_class.name for node_class, count in zip(self._classes, counts, strict=True) if count}
+        filters = {node_filter for node_filter, _ in self._components.values()} - {nodes}
         admitted = [node_class for node_class in self._classes if nodes.admits(node_class)]
-        is_contested = any(other.admits(node_class) for node_class in admitted for other in filters)
+        is_contested = any(node_filter.admits(node_class) for node_class in admitted for node_filter in filters)
         return names.pop() if is_contested and len(names) == 1 else ""

@@ -217,9 +217,9 @@ _REQUIRED = attrgetter("cores", "memory", "gpus", "features", "partition", "excl
 
 def describe_requirements(job: RequirementSource, components: Iterable[RequirementSource]) -> str:
     """Return what a job and its components require of their nodes as text; empty without any requirement."""
-    whole, texts = combine_requirements(job, None), list[str]()
-    if whole is not None:
-        texts.append(whole.description)
+    combined, texts = combine_requirements(job, None), list[str]()
+    if combined is not None:
+        texts.append(combined.description)
     for index, component in enumerate(components):
         if (requirement := combine_requirements(component, None)) is not None:
             texts.append(f"component {index}: {requirement.description}")

@@ -124,10 +124,10 @@ class Arrays:
 
     def _task_spec(self, array: Job) -> JobSpec:
         """Return the specification of an array's tasks. All tasks share one object."""
-        known = self._specs.get(array.id)
-        if known is None or known[0] is not array.spec:
-            known = self._specs[array.id] = array.spec, task_spec_of(array.spec)
-        return known[1]
+        cached = self._specs.get(array.id)
+        if cached is None or cached[0] is not array.spec:
+            cached = self._specs[array.id] = array.spec, task_spec_of(array.spec)
+        return cached[1]
 
     # Ended tasks
 
@@ -281,14 +281,14 @@ class Arrays:
 
 def select_positions(array: JobId, indices: TaskIndices, selected: TaskIndices) -> list[Positions]:
     """Return the positions of selected tasks as ranges. Raise ``UsageError`` if the array has none of them."""
-    stepped = sum(each.size for each in selected.ranges if each.step != 1)
+    stepped = sum(index_range.size for index_range in selected.ranges if index_range.step != 1)
     if stepped > MAX_STEPPED_INDICES:
         problem = f"selects {stepped} indices by ranges with a step, and {MAX_STEPPED_INDICES} are possible"
         reject("tasks", str(selected), problem, "give ranges without a step")
     positions = list(indices.positions_of(selected))
     if not positions:
-        shown = TaskIndices(indices.ranges)
-        problem = f"is {selected}, but array {array} has no task {selected}; its indices are {shown}"
+        array_indices = TaskIndices(indices.ranges)
+        problem = f"is {selected}, but array {array} has no task {selected}; its indices are {array_indices}"
         reject("tasks", str(selected), problem, f"give some of these, as in {format_task(array, indices.index_at(0))}")
     return positions
 

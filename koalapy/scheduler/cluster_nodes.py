@@ -268,10 +268,10 @@ class ClusterNodes:
         if not self.kept_reservations and not self.drain_reservations:
             return reported
         names = {reservation.name for reservation in reported}
-        kept = [reservation for name, reservation in self.kept_reservations.items() if name not in names]
-        others = (replace(each, idle=max(0, each.nodes - self.count_reserved(each.name, held=True))) for each in kept)
-        drains = (replace(each, nodes=total, idle=total) for each in self.drain_reservations)
-        return tuple(sorted((*reported, *others, *drains), key=lambda each: (each.begins, each.name)))
+        unreported = [reservation for name, reservation in self.kept_reservations.items() if name not in names]
+        added = (replace(r, idle=max(0, r.nodes - self.count_reserved(r.name, held=True))) for r in unreported)
+        drains = (replace(drain, nodes=total, idle=total) for drain in self.drain_reservations)
+        return tuple(sorted((*reported, *added, *drains), key=lambda entry: (entry.begins, entry.name)))
 
     def count_reserved(self, reservation: str, *, held: bool = False) -> int:
         """Return the nodes of a reservation that components have; ``held``: according to the last report."""
@@ -318,8 +318,8 @@ class ClusterNodes:
     def capacity_without_own_jobs(self) -> int:
         """Return the nodes that would be available without any component of this scheduler."""
         report, reserved = self.last_report, sum(self.live[token] for token in self._reserved)
-        others = report.background + report.withheld + report.down + reserved
-        return self._within_limit(report.total - others - self.doubted)
+        unavailable = report.background + report.withheld + report.down + reserved
+        return self._within_limit(report.total - unavailable - self.doubted)
 
     def _within_limit(self, count: int) -> int:
         """Return the node count, reduced to what the resource manager's limit allows."""

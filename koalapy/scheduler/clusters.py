@@ -184,8 +184,8 @@ class ClusterStatus:
         """Return the present and coming reservations of its nodes and its planned drains, as of the last report."""
         now = self.reported_at or 0.0
         drains = zip(self.nodes.drain_reservations, self.planned_drains, strict=False)  # none before jobs are restored
-        texts = [each.describe(now) for each in self.nodes.reservations if not each.is_drain]
-        return [*filter(None, texts), *(f"{each.describe(now)} {drain.author}" for each, drain in drains)]
+        texts = [reservation.describe(now) for reservation in self.nodes.reservations if not reservation.is_drain]
+        return [*filter(None, texts), *(f"{reservation.describe(now)} {drain.author}" for reservation, drain in drains)]
 
     def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:
         """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.

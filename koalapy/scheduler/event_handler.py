@@ -144,14 +144,14 @@ class EventHandler:
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         """Store a cluster's report about its nodes. Mark the cluster as changed if more than their use differs."""
         reported = report.total, report.problem, report.notices, report.lacks, report.reservations
-        known = (
+        previous = (
             cluster.last_report.total,
             cluster.last_report.problem,
             cluster.last_report.notices,
             cluster.last_report.lacks,
             cluster.last_report.reservations,
         )
-        if reported != known or not cluster.nodes.reported:
+        if reported != previous or not cluster.nodes.reported:
             self._ledger.mark_cluster_changed(cluster.name)
         doubt = cluster.health.doubt
         cluster.report(report, now)

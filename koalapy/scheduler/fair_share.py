@@ -42,12 +42,12 @@ class Account:
         """Return what is left of the use by ended attempts. A clock that was set back takes nothing away."""
         return self.past * float(2.0 ** -(max(0.0, now - self.at) / half_life))
 
-    def charge(self, node_seconds: float, at: float, half_life: float) -> None:
-        """Add node-seconds that were used until ``at``."""
-        if at < self.at:
-            node_seconds *= 2.0 ** -((self.at - at) / half_life)
+    def charge(self, node_seconds: float, time: float, half_life: float) -> None:
+        """Add node-seconds that were used until ``time``."""
+        if time < self.at:
+            node_seconds *= 2.0 ** -((self.at - time) / half_life)
         else:
-            self.past, self.at = self.decay(at, half_life), at
+            self.past, self.at = self.decay(time, half_life), time
         self.past += node_seconds
 
     def ratio(self, now: float, half_life: float) -> float:
@@ -55,17 +55,17 @@ class Account:
         if not self.weight:
             return inf
         running = self.nodes * (now + LOOKAHEAD_S) - self.starts
-        reserved = sum(reserved_until(each, now + LOOKAHEAD_S) for each in self.begun(now))
+        reserved = sum(reserved_until(reservation, now + LOOKAHEAD_S) for reservation in self.begun(now))
         return (self.decay(now, half_life) + running + reserved) / self.weight
 
     def begun(self, now: float) -> list[Reservation]:
         """Return the reservations that keep nodes now."""
-        return [each for each in self.reserved.values() if each.begins_at <= now < each.ends_at]
+        return [entry for entry in self.reserved.values() if entry.begins_at <= now < entry.ends_at]
 
 
-def reserved_until(reservation: Reservation, at: float) -> float:
+def reserved_until(reservation: Reservation, time: float) -> float:
     """Return the node-seconds of a reservation from its begin to a time."""
-    return reservation.nodes * max(0.0, min(at, reservation.ends_at) - reservation.begins_at)
+    return reservation.nodes * max(0.0, min(time, reservation.ends_at) - reservation.begins_at)
 
 
 def charged_nodes(attempt: Attempt) -> float:
@@ -193,5 +193,5 @@ class FairShares:
                     target=part,
                     share=uses[key] / total if total else 0.0,
                     node_hours=uses[key] / 3600.0,
-                    nodes=ceil(round(account.nodes, 6)) + sum(each.nodes for each in account.begun(now)),
+                    nodes=ceil(round(account.nodes, 6)) + sum(reservation.nodes for reservation in account.begun(now)),
                 )

@@ -312,7 +312,7 @@ class GridStatus:
         link = self.known_link(pair)
         if not (link.relayed or link.unreachable):
             ways = (pair, pair[::-1])
-            self._direct_links[pair] = {way: self._known_links[way] for way in ways if way in self._known_links}
+            self._direct_links[pair] = {key: self._known_links[key] for key in ways if key in self._known_links}
             link = Link(relayed=True)
         self._set_both_ways(pair, {pair: replace(link, is_retried=False)})
 
@@ -324,23 +324,23 @@ class GridStatus:
         if link.relayed or link.unreachable:
             links = self._direct_links.pop(pair, None) or {pair: Link()}
         else:
-            links = {way: self._known_links.get(way, link) for way in (pair, pair[::-1])}
-        self._set_both_ways(pair, {way: replace(link, direct=True) for way, link in links.items()})
+            links = {key: self._known_links.get(key, link) for key in (pair, pair[::-1])}
+        self._set_both_ways(pair, {key: replace(link, direct=True) for key, link in links.items()})
 
     def doubt_path(self, pair: ClusterPair, *, is_retried: bool) -> None:
         """Store that a direct link may not work any more; ``is_retried``: or that it may work again."""
-        ways = [way for way in (pair, pair[::-1]) if way in self._known_links]
-        links = {way: replace(self._known_links[way], direct=False, is_retried=is_retried) for way in ways}
+        ways = [key for key in (pair, pair[::-1]) if key in self._known_links]
+        links = {key: replace(self._known_links[key], direct=False, is_retried=is_retried) for key in ways}
         self._set_both_ways(pair, links)
 
     def _set_both_ways(self, pair: ClusterPair, links: Links) -> None:
         """Replace both directions of a link by those given."""
-        others = {way: link for way, link in self._known_links.items() if pair_of(*way) != pair}
-        self._replace_links({**others, **links})
+        other_links = {key: link for key, link in self._known_links.items() if pair_of(*key) != pair}
+        self._replace_links({**other_links, **links})
 
     def indirect_pairs(self) -> list[ClusterPair]:
         """Return the pairs of clusters whose nodes last did not reach each other directly."""
-        pairs = {pair_of(*way) for way, link in self._known_links.items() if link.relayed or link.unreachable}
+        pairs = {pair_of(*key) for key, link in self._known_links.items() if link.relayed or link.unreachable}
         return sorted(pair for pair in pairs if pair[0] != pair[1])
 
     def with_all_relays(self, view: GridView) -> GridView:
@@ -351,10 +351,10 @@ class GridStatus:
         if not self._relays:
             return view
         relays = replace(self._relays, ready=frozenset(self._clusters))
-        known = self._known_links
+        links = self._known_links
         if relays.streams:
-            known = {way: replace(link, is_retried=link.relayed or link.unreachable) for way, link in known.items()}
-        return replace(view, links=usable_links(known, relays), relays=relays, free_streams=relays.streams)
+            links = {key: replace(link, is_retried=link.relayed or link.unreachable) for key, link in links.items()}
+        return replace(view, links=usable_links(links, relays), relays=relays, free_streams=relays.streams)
 
     def _usable_links(self) -> Links:
         return usable_links(self._known_links, self._relays)
@@ -377,24 +377,24 @@ def _link_of(links: Links, source: ClusterName, target: ClusterName) -> Link:
     return links.get((source, target)) or links.get((target, source)) or Link()
 
 
-def usable_links(known: Links, relays: Relays) -> Links:
+def usable_links(known_links: Links, relays: Relays) -> Links:
     """Return the links that policies see. A link that needs relays is relayed if these are ready, else unreachable."""
     needing = [
         pair
-        for pair, link in known.items()
+        for pair, link in known_links.items()
         if pair[0] != pair[1] and (link.unreachable or link.relayed or relays.must_relay(*pair))
     ]
     if not needing:
-        return known
-    links = dict(known)
+        return known_links
+    links = dict(known_links)
     for pair in needing:
-        is_retried = known[pair].is_retried and not relays.must_relay(*pair)
+        is_retried = known_links[pair].is_retried and not relays.must_relay(*pair)
         if not relays.may_relay(*pair):
             links[pair] = Link(unreachable=not is_retried)
-        elif known[pair].unreachable:
+        elif known_links[pair].unreachable:
             links[pair] = Link(relayed=True, is_retried=is_retried)
         else:
-            links[pair] = replace(known[pair], relayed=True)
+            links[pair] = replace(known_links[pair], relayed=True)
     return links
 
 

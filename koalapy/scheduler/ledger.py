@@ -211,9 +211,9 @@ class Ledger:
         self._effects.jobs[job.id] = job
         return job
 
-    def _change_streams(self, before: int, after: int) -> None:
-        if before != after:
-            self.on_streams(after - before)
+    def _change_streams(self, old: int, new: int) -> None:
+        if old != new:
+            self.on_streams(new - old)
 
     def _name_components(self, job: Job, first: int) -> None:
         """Index the tokens of the live attempt's components, from index ``first`` on."""

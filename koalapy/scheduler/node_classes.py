@@ -46,13 +46,13 @@ class NodeClasses:
             for node_class in unique
         )
         parts: list[NodeClass] = []
-        for node_class, known in zip(unique, self.reported, strict=True):
-            left = known.total - known.idle
+        for node_class, report in zip(unique, self.reported, strict=True):
+            remaining = report.total - report.idle
             for part in node_class.parts:
-                nodes = min(part.nodes, left)
-                left -= nodes
-                properties = part.memory, 0, part.cores, part.gpus, known.features, known.partitions
-                parts.append(NodeClassPart(known.name, nodes, known.power, *properties, known.memory_per_core))
+                nodes = min(part.nodes, remaining)
+                remaining -= nodes
+                properties = part.memory, 0, part.cores, part.gpus, report.features, report.partitions
+                parts.append(NodeClassPart(report.name, nodes, report.power, *properties, report.memory_per_core))
         self._parts = tuple(parts)
 
     def parts(self, awaiting: Mapping[Token, int]) -> tuple[NodeClass, ...]:

@@ -79,11 +79,11 @@ class Queries:
 
     def relayed_since(self, pair: ClusterPair) -> RelayedSince | None:
         """Return why messages between two clusters go over relays; None if they do not."""
-        relays, known = self.grid.relays, self._state.relayed.get(pair)
+        relays, since = self.grid.relays, self._state.relayed.get(pair)
         if relays.must_relay(*pair):
             demanding = " and ".join(name for name in pair if name in relays.relayed_only)
             return RelayedSince(None, f"demanded by {demanding or 'the configuration of the link'}")
-        return known if known is not None and relays.streams else None
+        return since if since is not None and relays.streams else None
 
     def unfinished(self, job: JobId) -> Job | None:
         """Return a snapshot of an unfinished job, or a task that waits in its array; None if there is none."""
@@ -108,8 +108,8 @@ class Queries:
 
     def result_sources(self) -> set[JobId]:
         """Return the jobs with results that unfinished jobs need, and the arrays of those that are tasks."""
-        inputs = (each for job in self.jobs() for each in job.spec.result_inputs)
-        return {ident for each in inputs for ident in (each.job, each.source)}
+        inputs = (result_input for job in self.jobs() for result_input in job.spec.result_inputs)
+        return {ident for result_input in inputs for ident in (result_input.job, result_input.source)}
 
     def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
         """Return whether a component on a cluster needs a bundle of its submitter's files."""

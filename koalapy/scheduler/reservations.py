@@ -74,7 +74,7 @@ class Reservations:
         clusters = []
         for cluster in view:
             idle = parts[cluster.name] if whole else self.free_nodes(name, cluster.name)
-            drains = () if whole else tuple(each for each in cluster.reservations if each.is_drain)
+            drains = () if whole else tuple(reservation for reservation in cluster.reservations if reservation.is_drain)
             offered = replace(_with_any_nodes(cluster, idle), reservations=drains)
             clusters.append(replace(offered, state=ClusterState.USABLE) if whole else offered)
         return view.with_clusters(clusters)
@@ -82,7 +82,7 @@ class Reservations:
 
 def _with_any_nodes(cluster: ClusterView, idle: int) -> ClusterView:
     """Return a cluster with idle nodes that may be of any of its classes, since the reserved ones are not known."""
-    classes = tuple(replace(each, idle=0) for each in cluster.node_classes)
+    classes = tuple(replace(node_class, idle=0) for node_class in cluster.node_classes)
     if classes:
         classes = add_unclassified(classes, idle)
     return replace(cluster, idle=idle, node_classes=classes, parts=(), reservations=())

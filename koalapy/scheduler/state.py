@@ -181,8 +181,8 @@ class LrmWaits:
         ``start_limit``: maximum seconds for starting its nodes, counted from the first report of that.
         """
         previous = self._waits.get(status.token, NONE_KNOWN)
-        said = status.pending, status.limited
-        if not (status.starting or previous.starting) and said == (previous.reason, previous.is_limit):
+        pending = status.pending, status.limited
+        if not (status.starting or previous.starting) and pending == (previous.reason, previous.is_limit):
             return False
         up_by, first_up_by = previous.up_by, previous.first_up_by
         if status.starting and not previous.starting:

@@ -87,13 +87,13 @@ class AuditStore(DatabaseStore):
             stored_hash: str | None = connection.execute(select(table.c.hash).where(table.c.id == entry)).scalar()
             return stored_hash
 
-    def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
+    def check_audit(self, checked: AuditHead | None, limit: int) -> AuditCheck:
         """Check the hashes of at most ``limit`` entries after a checked one; None: from the first entry."""
         with self._database.reading() as connection:
             noted = _read_chain_ends(connection)
             removed, head = AuditHead(noted.removed_id, noted.removed_hash), AuditHead(noted.head_id, noted.head_hash)
-            checker = ChainChecker(removed if after is None or after.id < removed.id else after)
-            query = select(*ENTRY, table.c.hash).where(table.c.id > (0 if after is None else checker.last.id))
+            checker = ChainChecker(removed if checked is None or checked.id < removed.id else checked)
+            query = select(*ENTRY, table.c.hash).where(table.c.id > (0 if checked is None else checker.last.id))
             rows = connection.execute(query.order_by(table.c.id).limit(limit)).all()
             for row in rows:
                 *values, hashed = row

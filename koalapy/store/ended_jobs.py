@@ -96,62 +96,62 @@ def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
     }
 
 
-def read_page(connection: Connection, which: HistoryFilter, max_examined: int = MAX_EXAMINED) -> HistoryPage:
+def read_page(connection: Connection, filters: HistoryFilter, max_examined: int = MAX_EXAMINED) -> HistoryPage:
     """Return a page of ended jobs, with sums if the filter requests them."""
-    source, remaining = _choose_source(connection, which)
+    source, remaining = _choose_source(connection, filters)
     sums, sums_next = None, None
-    by_end = which.sort is HistorySort.ENDED
-    if which.with_sums or not by_end:
-        window = source(which.before, max_examined)
+    by_end = filters.sort is HistorySort.ENDED
+    if filters.with_sums or not by_end:
+        window = source(filters.before, max_examined)
         sums_next = _last_position(connection, window, max_examined)
-        if which.with_sums:
+        if filters.with_sums:
             sums = _read_sums(connection, window, remaining)
     if by_end:
-        ids, next_position = _newest_ids(connection, which, source, remaining, max_examined)
+        ids, next_position = _newest_ids(connection, filters, source, remaining, max_examined)
     else:
-        ids, next_position = _largest_ids(connection, window, remaining, which), sums_next
+        ids, next_position = _largest_ids(connection, window, remaining, filters), sums_next
     return HistoryPage(read_ended_jobs(connection, ids), next_position, sums, sums_next)
 
 
-def _choose_source(connection: Connection, which: HistoryFilter) -> tuple[Source, list[ColumnElement[bool]]]:
+def _choose_source(connection: Connection, filters: HistoryFilter) -> tuple[Source, list[ColumnElement[bool]]]:
     """Return the most selective source, and the conditions that its rows must still meet."""
     conditions: dict[str, ColumnElement[bool]] = {}
-    if which.owner:
-        conditions["owner"] = history.c.owner == which.owner
-    if which.name and "*" not in which.name:
-        conditions["name"] = history.c.name == which.name
-    if len(which.states) == 1:
-        conditions["state"] = history.c.state == which.states[0].value
-    if which.cluster:
-        conditions["cluster"] = history_clusters.c.cluster == which.cluster
+    if filters.owner:
+        conditions["owner"] = history.c.owner == filters.owner
+    if filters.name and "*" not in filters.name:
+        conditions["name"] = history.c.name == filters.name
+    if len(filters.states) == 1:
+        conditions["state"] = history.c.state == filters.states[0].value
+    if filters.cluster:
+        conditions["cluster"] = history_clusters.c.cluster == filters.cluster
     remaining = {name: condition for name, condition in conditions.items() if name != "cluster"}
-    if which.cluster:
-        of_job = (history_clusters.c.job_id == history.c.job_id) & (history_clusters.c.cluster == which.cluster)
+    if filters.cluster:
+        of_job = (history_clusters.c.job_id == history.c.job_id) & (history_clusters.c.cluster == filters.cluster)
         remaining["cluster"] = select(history_clusters.c.job_id).where(of_job).exists()
-    if "*" in which.name:
-        remaining["pattern"] = matches_pattern(connection, history.c.name, which.name)
-    if len(which.states) > 1:
-        remaining["states"] = history.c.state.in_([state.value for state in which.states])
-    sources = {name: _make_source(which, condition) for name, condition in conditions.items()}
+    if "*" in filters.name:
+        remaining["pattern"] = matches_pattern(connection, history.c.name, filters.name)
+    if len(filters.states) > 1:
+        remaining["states"] = history.c.state.in_([state.value for state in filters.states])
+    sources = {name: _make_source(filters, condition) for name, condition in conditions.items()}
 
     def reach(name: str) -> float:
-        last = _last_position(connection, sources[name](which.before, REACH), REACH)
+        last = _last_position(connection, sources[name](filters.before, REACH), REACH)
         return float("-inf") if last is None else last.ended_at
 
     if not sources:
-        return _make_source(which, None), list(remaining.values())
+        return _make_source(filters, None), list(remaining.values())
     best = next(iter(sources)) if len(sources) == 1 else min(sources, key=reach)
     remaining.pop(best)
     return sources[best], list(remaining.values())
 
 
-def _make_source(which: HistoryFilter, condition: ColumnElement[bool] | None) -> Source:
+def _make_source(filters: HistoryFilter, condition: ColumnElement[bool] | None) -> Source:
     """Return a source of the rows of a span that meet a condition with an index."""
-    table = history_clusters if which.cluster and condition is not None and _is_on_clusters(condition) else history
+    table = history_clusters if filters.cluster and condition is not None and _is_on_clusters(condition) else history
     ended, job = table.c.ended_at, table.c.job_id
 
     def source(before: HistoryPosition | None, limit: int) -> Select[Any]:
-        query = select(ended, job).where(ended >= which.since, ended < which.until)
+        query = select(ended, job).where(ended >= filters.since, ended < filters.until)
         if condition is not None:
             query = query.where(condition)
         if before is not None:
@@ -179,32 +179,32 @@ def _matching(window: Select[Any], remaining: list[ColumnElement[bool]], *column
 
 def _newest_ids(
     connection: Connection,
-    which: HistoryFilter,
+    filters: HistoryFilter,
     source: Source,
     remaining: list[ColumnElement[bool]],
     max_examined: int,
 ) -> tuple[list[JobId], HistoryPosition | None]:
     """Return the ids of a page, the last end first, and the position of the next page; None on the last page."""
-    found: list[HistoryPosition] = []
-    before, examined = which.before, 0
-    size = min(max_examined, max(FIRST_WINDOW, which.limit + 1)) if remaining else which.limit + 1
+    positions: list[HistoryPosition] = []
+    before, examined = filters.before, 0
+    size = min(max_examined, max(FIRST_WINDOW, filters.limit + 1)) if remaining else filters.limit + 1
     while True:
         window = source(before, size)
         query = _matching(window, remaining, history.c.ended_at, history.c.job_id) if remaining else window
         if remaining:
             query = query.order_by(history.c.ended_at.desc(), history.c.job_id.desc())
-        rows = connection.execute(query.limit(which.limit + 1 - len(found)))
-        found += [HistoryPosition(float(ended), int(job)) for ended, job in rows]
-        if len(found) > which.limit:
-            return [position.job for position in found[: which.limit]], found[which.limit - 1]
+        rows = connection.execute(query.limit(filters.limit + 1 - len(positions)))
+        positions += [HistoryPosition(float(ended), int(job)) for ended, job in rows]
+        if len(positions) > filters.limit:
+            return [position.job for position in positions[: filters.limit]], positions[filters.limit - 1]
         before, examined = _last_position(connection, window, size), examined + size
         if before is None or examined >= max_examined:
-            return [position.job for position in found], before
+            return [position.job for position in positions], before
         size = min(4 * size, max_examined - examined)
 
 
 def _largest_ids(
-    connection: Connection, window: Select[Any], remaining: list[ColumnElement[bool]], which: HistoryFilter
+    connection: Connection, window: Select[Any], remaining: list[ColumnElement[bool]], filters: HistoryFilter
 ) -> list[JobId]:
     """Return the ids of the first jobs of a window in the filter's order."""
     used = history.c.cpu_time / case((history.c.cpu_available > 0, history.c.cpu_available))
@@ -216,9 +216,9 @@ def _largest_ids(
         HistorySort.CPU: history.c.cpu_time.desc(),
         HistorySort.EFFICIENCY: used.asc(),
         HistorySort.MEMORY: history.c.peak_memory.desc(),
-    }[which.sort]
+    }[filters.sort]
     query = _matching(window, remaining, history.c.job_id).order_by(order.nulls_last(), history.c.job_id.desc())
-    return list(connection.execute(query.limit(which.limit)).scalars())
+    return list(connection.execute(query.limit(filters.limit)).scalars())
 
 
 def _read_sums(connection: Connection, window: Select[Any], remaining: list[ColumnElement[bool]]) -> HistorySums:
@@ -324,9 +324,9 @@ def _days_query(*, has_name: bool) -> Select[Any]:
     days = days.where((columns.jobs > 0) | (columns.node_seconds > 0))
     if has_name:
         days = days.where(columns.name == bindparam("name"))
-    found = days.subquery().c
-    query = select(found.period, found.name, *(func.sum(found[name]) for name in NAMES))
-    return query.group_by(found.period, found.name).order_by(found.period, found.name).limit(bindparam("limit"))
+    rows = days.subquery().c
+    query = select(rows.period, rows.name, *(func.sum(rows[name]) for name in NAMES))
+    return query.group_by(rows.period, rows.name).order_by(rows.period, rows.name).limit(bindparam("limit"))
 
 
 def _to_figures(sums: Sequence[Any]) -> Figures:

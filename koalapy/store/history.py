@@ -80,9 +80,9 @@ class HistoryStore:
         """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users. Earlier
         attempts were lost by preemption or failures. So was the last one if its infrastructure failed. Jobs in a
         reservation are not charged, since its owner is."""
-        part, other = tables.components, tables.components.alias()
-        is_same = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
-        failed = exists().where(is_same, other.c.infrastructure)
+        part, sibling = tables.components, tables.components.alias()
+        is_same = (sibling.c.job_id == _parts.job_id) & (sibling.c.generation == _parts.generation)
+        failed = exists().where(is_same, sibling.c.infrastructure)
         day, nodes = cast(_parts.ended_at / DAY, Integer), _parts.size * _parts.node_part
         used = func.sum(nodes * (_parts.ended_at - _parts.claimed_at)).label("used")
         query = select(_jobs.owner, func.max(_parts.ended_at).label("at"), used)
@@ -122,15 +122,15 @@ class HistoryStore:
     def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
         """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id. ``after`` is the
         end and id of the last job of the previous call."""
-        at, job = _history.ended_at, _history.job_id
-        query = select(job).where(tuple_(at, job) > tuple_(*after), at < until).order_by(at, job).limit(limit)
+        end, job = _history.ended_at, _history.job_id
+        query = select(job).where(tuple_(end, job) > tuple_(*after), end < until).order_by(end, job).limit(limit)
         with self._database.reading() as connection:
             return read_ended_jobs(connection, list(connection.execute(query).scalars()))
 
     def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return how many users' jobs ended in a time range, by slot of ``slot_s`` seconds and final state."""
-        at, state = (_history.ended_at - since) / slot_s, _history.state
-        slot = (cast(at, Integer) - case((cast(at, Integer) > at, 1), else_=0)).label("slot")  # PostgreSQL rounds
+        age, state = (_history.ended_at - since) / slot_s, _history.state
+        slot = (cast(age, Integer) - case((cast(age, Integer) > age, 1), else_=0)).label("slot")  # PostgreSQL rounds
         query = select(slot, state, func.count().label("jobs"))
         query = query.where(_history.ended_at >= since, _history.ended_at <= until)
         rows = self._database.rows(query.group_by(slot, state))
@@ -142,11 +142,11 @@ class HistoryStore:
         rows = [PLANNED.validate_python(row["planned_start"]) for row in self._database.rows(query.limit(limit))]
         return [planned for planned in reversed(rows) if planned.late is not None]
 
-    def ended_page(self, which: HistoryFilter) -> HistoryPage:
+    def ended_page(self, history_filter: HistoryFilter) -> HistoryPage:
         """Return a page of users' ended jobs, the last end first unless the filter has another order. A page that is
         not the last may have fewer jobs than the limit, or none, to bound its cost."""
         with self._database.reading() as connection:
-            return read_page(connection, which, self._max_examined)
+            return read_page(connection, history_filter, self._max_examined)
 
     def ended_components(
         self, since: float, until: float, limit: int, cluster: ClusterName = ""
@@ -157,9 +157,9 @@ class HistoryStore:
         values = {"since": since, "until": until, "cluster": cluster, "examined": self._max_examined, "limit": limit}
         largest, window = _largest_components(on_cluster=bool(cluster)), _window(on_cluster=bool(cluster))
         with self._database.reading() as connection:
-            found = [PastComponent(*row) for row in connection.execute(largest, values)]
-            others = connection.execute(window.offset(self._max_examined).limit(1), values)
-            return found, len(found) == limit or others.first() is not None
+            components = [PastComponent(*row) for row in connection.execute(largest, values)]
+            remaining = connection.execute(window.offset(self._max_examined).limit(1), values)
+            return components, len(components) == limit or remaining.first() is not None
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
         """Return the components of a cluster that ended with an error, of the newest jobs, the last end first. Only the
@@ -217,40 +217,40 @@ def _largest_components(*, on_cluster: bool) -> Select[Any]:
     """Return the query for the ``limit`` components with the most node-seconds among the ``examined`` ones."""
     since: ColumnElement[float] = bindparam("since")
     until: ColumnElement[float] = bindparam("until")
-    found = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c
-    start = case((found.claimed_at < since, since), else_=found.claimed_at)
-    end = case((found.ended_at > until, until), else_=found.ended_at)
-    largest = select(*found).where(found.ended_at > since, found.claimed_at < found.ended_at)
-    weight = found.size * (end - start)
-    chosen = largest.order_by(weight.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
+    window = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c
+    start = case((window.claimed_at < since, since), else_=window.claimed_at)
+    end = case((window.ended_at > until, until), else_=window.ended_at)
+    largest = select(*window).where(window.ended_at > since, window.claimed_at < window.ended_at)
+    weight = window.size * (end - start)
+    chosen = largest.order_by(weight.desc(), window.job_id.desc()).limit(bindparam("limit")).subquery().c
     return _with_attempts(chosen).order_by(chosen.ended_at, chosen.job_id, chosen["index"])
 
 
 @cache
 def _failed_components() -> Select[Any]:
     """Return the query for the last components of a cluster that ended early."""
-    found = _window(on_cluster=True).limit(bindparam("examined")).subquery().c
-    failed = select(*found).where(found.ended_at.is_not(None), found.error != "")
-    last = failed.order_by(found.ended_at.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
+    window = _window(on_cluster=True).limit(bindparam("examined")).subquery().c
+    failed = select(*window).where(window.ended_at.is_not(None), window.error != "")
+    last = failed.order_by(window.ended_at.desc(), window.job_id.desc()).limit(bindparam("limit")).subquery().c
     return _with_attempts(last).order_by(last.ended_at.desc(), last.job_id.desc(), last["index"])
 
 
-def _with_attempts(found: Any) -> Select[Any]:
+def _with_attempts(component: Any) -> Select[Any]:
     """Return a query for the fields of ``PastComponent``, in their order, of found components."""
-    attempt, other = tables.attempts.c, tables.components.alias().c
-    of_attempt = (other.job_id == found.job_id) & (other.generation == found.generation)
-    is_shared = select(other["index"]).where(of_attempt, other.cluster != found.cluster).exists()
-    has_attempt = (attempt.job_id == found.job_id) & (attempt.generation == found.generation)
+    attempt, sibling = tables.attempts.c, tables.components.alias().c
+    of_attempt = (sibling.job_id == component.job_id) & (sibling.generation == component.generation)
+    is_shared = select(sibling["index"]).where(of_attempt, sibling.cluster != component.cluster).exists()
+    has_attempt = (attempt.job_id == component.job_id) & (attempt.generation == component.generation)
     return select(
-        found.job_id,
-        found.generation,
-        found.cluster,
-        found.size,
-        found.claimed_at,
+        component.job_id,
+        component.generation,
+        component.cluster,
+        component.size,
+        component.claimed_at,
         attempt.barrier_at,
         attempt.launched_at,
-        found.ended_at,
-        found.error,
+        component.ended_at,
+        component.error,
         type_coerce(is_shared, Boolean),
         case((THEIRS_ARE_USERS, _jobs.owner), else_=""),
-    ).where(has_attempt, _jobs.id == found.job_id)
+    ).where(has_attempt, _jobs.id == component.job_id)

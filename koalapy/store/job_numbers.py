@@ -102,9 +102,9 @@ class JobNumbers:
             cause = "the database lacks changes that it had acknowledged"
             if stored < committed:
                 cause += f": it ends at change {stored[0]}.{stored[1]}, not at {committed[0]}.{committed[1]}"
-            given = max(highest, recorded_numbers(self._path, used_only=True))
-            if given > stored_job:
-                names = f"job {given}" if given == stored_job + 1 else f"jobs {stored_job + 1} to {given}"
+            last = max(highest, recorded_numbers(self._path, used_only=True))
+            if last > stored_job:
+                names = f"job {last}" if last == stored_job + 1 else f"jobs {stored_job + 1} to {last}"
                 cause += f"; {names} may be missing"
             log.critical("the database lacks changes", action="database-lacks-changes", cause=cause)
             loss = {"at": time.time(), "cause": cause}

@@ -94,7 +94,7 @@ class OutputStore:
                 raise
             return stream.end - stream.doubtful
 
-    def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+    def read(self, token: Token, offset: int, *, to_the_end: bool) -> list[OutputPiece]:
         """Return the next pieces after an offset, about 1 MiB; empty if there are none.
 
         ``to_the_end``: the output is complete, so bytes that are missing after the last piece are reported, too.
@@ -103,8 +103,8 @@ class OutputStore:
             segments = [replace(segment) for segment in stream.segments]
             end = stream.end if to_the_end else stream.end - stream.doubtful
         pieces: list[OutputPiece] = []
-        room, position = MAX_READ, after
-        for segment, start, stop in self._readable_ranges(segments, end, after):
+        room, position = MAX_READ, offset
+        for segment, start, stop in self._readable_ranges(segments, end, offset):
             data = _read_segment(segment, start, min(stop, start + room))
             if data:
                 pieces.append(OutputPiece(start, data, start - position))
@@ -132,12 +132,12 @@ class OutputStore:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._directory / str(job))
 
-    def _readable_ranges(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
+    def _readable_ranges(self, segments: list[Segment], end: int, offset: int) -> Iterator[tuple[Segment, int, int]]:
         """Yield the readable ranges of each segment, as segment, start and end."""
         tail = max(end - self._tail, self.head)
         for segment in segments:
             for first, last in ((0, min(end, self.head)), (tail, end)):
-                start, stop = max(segment.start, first, after), min(segment.end, last)
+                start, stop = max(segment.start, first, offset), min(segment.end, last)
                 if start < stop:
                     yield segment, start, stop
 

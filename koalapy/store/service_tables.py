@@ -209,10 +209,10 @@ class MeasurementStore(DatabaseStore):
         newest = select(ranked.c.id).where((ranked.c.rank == 1) | (is_good & (ranked.c.rank <= MAX_PINGPONGS)))
         return self._read_measurements(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
 
-    def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+    def history(self, first: ClusterName, second: ClusterName, limit: int) -> list[Measurement]:
         """Return the measurements between two clusters in both directions, newest first."""
-        forward = (_columns.one == one) & (_columns.other == other)
-        backward = (_columns.one == other) & (_columns.other == one)
+        forward = (_columns.one == first) & (_columns.other == second)
+        backward = (_columns.one == second) & (_columns.other == first)
         query = select(tables.measurements).where(forward | backward)
         return self._read_measurements(query.order_by(_columns.id.desc()).limit(limit))
 

@@ -211,7 +211,7 @@ class JobStore:
         write_commands(connection, batch)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
-            connection.execute(statement, [{"done": done} for done in batch.acknowledged])
+            connection.execute(statement, [{"done": ident} for ident in batch.acknowledged])
             remove_plans(connection, self._plans.unused_after(batch))
         # A key belongs to the first job that was stored with it.
         keys = [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted]
@@ -279,12 +279,12 @@ class JobStore:
             if self._job_numbers is not None:
                 self._job_numbers.find_lost_changes(self._lease.last_commit, last)
                 self._job_numbers.note_commit((self._lease.epoch, 0))
-            given = last if self._job_numbers is None else self._job_numbers.last_given(last)
+            last_given = last if self._job_numbers is None else self._job_numbers.last_given(last)
             scans = {Priority(row["priority"]): row["scans"] for row in queues}
-            saved = Saved(tuple(jobs), commands, tuple(map(cluster_from_row, clusters)), given + 1, scans)
-        if given > last:
+            saved = Saved(tuple(jobs), commands, tuple(map(cluster_from_row, clusters)), last_given + 1, scans)
+        if last_given > last:
             with self.database.writing() as connection:
-                upsert(connection, tables.skipped_jobs, [{"first": last + 1, "last": given}])
+                upsert(connection, tables.skipped_jobs, [{"first": last + 1, "last": last_given}])
         return saved
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
@@ -314,12 +314,12 @@ class JobStore:
     def page(self, job_filter: JobFilter) -> JobPage:
         """Return a page of the jobs that match a filter, newest first, limited in number and bytes."""
         with self.database.reading() as connection:
-            ids, before = page_of_ids(connection, job_filter)
+            ids, next_before = page_of_ids(connection, job_filter)
             fitting = within_page_bytes(connection, ids, self._max_page_bytes)
             if len(fitting) < len(ids):
-                before = fitting[-1]
+                next_before = fitting[-1]
             query = select(tables.jobs).where(tables.jobs.c.id.in_(fitting)).order_by(tables.jobs.c.id.desc())
-            return JobPage(jobs_of(connection, query) if fitting else [], before)
+            return JobPage(jobs_of(connection, query) if fitting else [], next_before)
 
     def count(self, job_filter: JobFilter) -> tuple[int, bool]:
         """Return the number of jobs that match a filter, and whether that is all; else at least so many match."""

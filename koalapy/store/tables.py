@@ -491,8 +491,8 @@ days = Table(
     Column("day", Integer, primary_key=True, autoincrement=False),
     Column("name", Plain(200), primary_key=True),
     *(
-        Column(each.name, Integer if each.type is int else Float, nullable=False, server_default="0")
-        for each in fields(Figures)
+        Column(field.name, Integer if field.type is int else Float, nullable=False, server_default="0")
+        for field in fields(Figures)
     ),
     # The maximum nodes of a cluster on that day.
     Column("nodes", Whole(Integer(), bits=32), nullable=False, server_default="0"),
@@ -506,9 +506,9 @@ use_sums = Table(
     Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("cluster", Plain(100), primary_key=True),
     *(
-        Column(each.name, BigInteger if each.type is int else Float, nullable=False)
-        for each in fields(UseSum)
-        if each.name not in ("start", "cluster")
+        Column(field.name, BigInteger if field.type is int else Float, nullable=False)
+        for field in fields(UseSum)
+        if field.name not in ("start", "cluster")
     ),
 )
 

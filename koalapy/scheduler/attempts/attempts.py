@@ -422,13 +422,13 @@ class Attempts:
         array = None if task.array_job is None else self._ledger.get(task.array_job)
         if array is not None and array.refusals:
             ended = {component.cluster for component in live(task).gang}
-            kept = tuple(
+            refusals = tuple(
                 entry
                 for entry in array.refusals
                 if entry.cause is not RefusalCause.FAILURE or entry.cluster not in ended
             )
-            if kept != array.refusals:
-                self._queues.regroup_job(self._ledger.change_job(array, refusals=kept))
+            if refusals != array.refusals:
+                self._queues.regroup_job(self._ledger.change_job(array, refusals=refusals))
 
     def _requeue(self, job: Job, now: float) -> None:
         """Requeue a job at once, or after the pause that follows its failures."""
@@ -449,7 +449,7 @@ class Attempts:
         self,
         job: Job,
         cluster: ClusterName,
-        words: str,
+        problem: str,
         now: float,
         sizes: tuple[int, int] = (1, MAX_NODES),
         *,
@@ -461,12 +461,12 @@ class Attempts:
 
         ``counts``: it is one of the rejections after which the job fails.
         """
-        refusal = ClusterRefusal(cluster, words, None if for_good else now, 0, cause, *sizes)
+        refusal = ClusterRefusal(cluster, problem, None if for_good else now, 0, cause, *sizes)
         earlier = next((entry for entry in job.refusals if entry.kind == refusal.kind), refusal)
         refusal = replace(refusal, times=earlier.times + counts)
         if earlier.bars(now):
-            least, most = min(earlier.least, refusal.least), max(earlier.most, refusal.most)
-            refusal = replace(refusal, least=least, most=most)
+            minimum, maximum = min(earlier.least, refusal.least), max(earlier.most, refusal.most)
+            refusal = replace(refusal, least=minimum, most=maximum)
         if not for_good:
             until = now + backoff_pause(REFUSAL_PAUSE, max(0, refusal.times - 1), MAX_REFUSAL_PAUSE)
             refusal = replace(refusal, until=until)

@@ -98,14 +98,14 @@ class Components:
 
     def _record_relayed_links(self, job: Job, cluster: ClusterName, status: ComponentStatus, now: float) -> Job:
         """Record which links of an attempt go over relays, by the report of a cluster."""
-        known = live(job).relayed
+        recorded = live(job).relayed
         clusters = {component.cluster for component in live(job).gang}
         pairs = sorted({pair_of(*pair) for pair in status.relayed if clusters.issuperset(pair) and pair[0] != pair[1]})
-        if live(job).barrier_at is None or not (new := [pair for pair in pairs if pair not in known]):
+        if live(job).barrier_at is None or not (new := [pair for pair in pairs if pair not in recorded]):
             return job
         unreached = new if status.unreached is None else sorted({pair_of(*pair) for pair in status.unreached} & {*new})
         ignored = self._link_paths.learn_from_report(job, cluster, unreached, now)
-        job = self._ledger.change_attempt(job, relayed=tuple(sorted({*known, *new})))
+        job = self._ledger.change_attempt(job, relayed=tuple(sorted({*recorded, *new})))
         text = relayed_text(new)
         if ignored:
             text += f", as {cluster} reports; other jobs try links of other sites directly"

@@ -149,7 +149,7 @@ def find_overdue_transfer(job: Job, grid: GridStatus, slowest: float, now: float
     bundle = 0 if job.spec.bundle is None else job.spec.bundle.size
     for component in (c for c in live(job).gang if c.awaits_files):
         size = bundle + sum(file.size for file in job.spec.inputs_of(component.request_index))
-        before = claimed_at - (component.staging_since or claimed_at)
-        if now >= claimed_at + max(grid[component.cluster].profile.node_start_limit, before, size / slowest):
+        staged_s = claimed_at - (component.staging_since or claimed_at)
+        if now >= claimed_at + max(grid[component.cluster].profile.node_start_limit, staged_s, size / slowest):
             return component
     return None

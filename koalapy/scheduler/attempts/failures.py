@@ -163,8 +163,8 @@ class Failures:
         if is_limited and self._accounts.local_user(job.spec.owner, cluster):
             # Other accounts have other limits.
             bounds = component.size, MAX_NODES
-            words = pending[:MAX_WORDS_LENGTH]
-            job, _ = self._attempts.bar_cluster(job, cluster, words, now, bounds, counts=False)
+            problem = pending[:MAX_WORDS_LENGTH]
+            job, _ = self._attempts.bar_cluster(job, cluster, problem, now, bounds, counts=False)
             self._arrays.share_refusals(job)
         elif is_limited:
             self._health.set_limit(cluster, component.size, pending, now)
@@ -223,8 +223,8 @@ class Failures:
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
-        words = error[:MAX_WORDS_LENGTH]
-        job, refusal = self._attempts.bar_cluster(job, component.cluster, words, now, sizes, for_good=for_good)
+        problem = error[:MAX_WORDS_LENGTH]
+        job, refusal = self._attempts.bar_cluster(job, component.cluster, problem, now, sizes, for_good=for_good)
         job = self._ledger.change_job(job, claiming_tries=max(0, job.claiming_tries - 1))
         self._arrays.share_refusals(job)
         refusals = [entry for entry in job.refusals if entry.cause is RefusalCause.REJECTED or entry.bars(now)]

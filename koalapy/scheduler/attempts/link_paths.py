@@ -74,8 +74,8 @@ class LinkPaths:
         attempt = live(job)
         if job.spec.launcher is not Launcher.OPENMPI or attempt.barrier_at is None or attempt.launched_at is not None:
             return
-        for other in {component.cluster for component in attempt.gang} - {cluster}:
-            pair = pair_of(cluster, other)
+        for peer in {component.cluster for component in attempt.gang} - {cluster}:
+            pair = pair_of(cluster, peer)
             link = self._grid.known_link(pair)
             if link.direct or link.is_retried:
                 self._grid.doubt_path(pair, is_retried=False)

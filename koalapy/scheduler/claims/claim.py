@@ -121,7 +121,7 @@ class Claiming:
         if not job.spec.share or requirement is None or requirement.cores is None:
             return 1.0
         classes = self._state.grid[cluster].nodes.classes.reported
-        fitting = [each.cores for each in classes if each.cores is not None and each.cores >= requirement.cores]
+        fitting = [entry.cores for entry in classes if entry.cores is not None and entry.cores >= requirement.cores]
         return requirement.cores / min(fitting, default=requirement.cores)
 
     def restore(self, job: Job, now: float, earliest: float) -> None:
@@ -394,8 +394,8 @@ class Claiming:
         there again at once. If it fits on no others, it leaves its queue for that time."""
         for component in {c.cluster: c for c in this.refused}.values():
             nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
-            words = f"lacked {nodes} when they were claimed"
-            job, _ = self._attempts.bar_cluster(job, component.cluster, words, now, cause=RefusalCause.CLAIM)
+            problem = f"lacked {nodes} when they were claimed"
+            job, _ = self._attempts.bar_cluster(job, component.cluster, problem, now, cause=RefusalCause.CLAIM)
         barred = job.barred_sizes(now)
         if self._questions.refusal_on_empty_grid(job.spec, barred):
             again = min(entry.until for entry in job.refusals if entry.until is not None and entry.bars(now))

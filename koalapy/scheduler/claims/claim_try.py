@@ -97,8 +97,8 @@ class ClaimTry:
         nodes, now = self._grid[cluster].nodes, self._state.now
         reserved = 0
         if reservations := nodes.reservations:
-            barring = (each for each in reservations if each.bars(self._spec.walltime, now))
-            reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
+            barring = (reservation for reservation in reservations if reservation.bars(self._spec.walltime, now))
+            reserved = count_peak((reservation.begins, reservation.ends, reservation.idle) for reservation in barring)
         return max(0, nodes.available - reserved)
 
     def _count_taken(self, cluster: ClusterName) -> int:
@@ -157,9 +157,9 @@ class ClaimTry:
         parts = self._parts_of(cluster.name)
         if (assignment := self._assignments.get(cluster.name)) is not None:
             remaining = assignment.remaining
-            parts = tuple(each for each in remaining if each.is_part)
+            parts = tuple(entry for entry in remaining if entry.is_part)
             if cluster.node_classes:
-                cluster = replace(cluster, node_classes=tuple(each for each in remaining if not each.is_part))
+                cluster = replace(cluster, node_classes=tuple(entry for entry in remaining if not entry.is_part))
         return replace(cluster, parts=parts).with_idle(max(0, self.free(cluster.name) or 0))
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:

@@ -87,7 +87,7 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     """Return what uses the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
     texts: list[str] = []
     now = cluster.reported_at or 0.0
-    reserved = sum(each.nodes for each in cluster.last_report.reservations if each.begins <= now < each.ends)
+    reserved = sum(entry.nodes for entry in cluster.last_report.reservations if entry.begins <= now < entry.ends)
     for who, count in (
         ("local users", max(0, cluster.last_report.background - reserved)),
         ("our jobs", cluster.nodes.used),
@@ -337,7 +337,7 @@ def explain(
     else:
         explanation = current_state(job, timeline, queries, now)
         if job.state is JobState.HELD:
-            explanation = _held(job, job.spec, explanation, queries)
+            explanation = _explain_hold(job, job.spec, explanation, queries)
     if is_unfinished and job.state.is_waiting and (dependents := queries.dependents_of(job.id)):
         explanation = replace(explanation, notes=(*explanation.notes, _describe_dependents(dependents)))
     tries = queries.tries(job.id) if is_unfinished else job.placement_tries
@@ -366,7 +366,7 @@ def explain_submission(
     """
     ident = None if job is None else job.id
     if job is not None and job.state is JobState.HELD:
-        return _held(job, spec, current_state(job, (), queries, now), queries)
+        return _explain_hold(job, spec, current_state(job, (), queries, now), queries)
     if awaits or (spec.begin is not None and now < spec.begin):
         return _deferred(queries, ident, spec, awaits, now)
     dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
@@ -390,7 +390,7 @@ def explain_submission(
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
 
 
-def _held(job: Job, spec: JobSpec, explanation: Explanation, queries: Queries) -> Explanation:
+def _explain_hold(job: Job, spec: JobSpec, explanation: Explanation, queries: Queries) -> Explanation:
     """Add to the explanation of a held job whether there is room for it now. ``spec``: present, or changed."""
     answer = DryRun(queries, job).answer(spec)
     if isinstance(answer, Placement):

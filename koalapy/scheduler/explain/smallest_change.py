@@ -98,8 +98,8 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
     if placement is None:
         return None
     victims = f": {dry_run.victims_text(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
-    text, before = f"{candidate.text}{victims}", dry_run.job
-    return Change(candidate.field, candidate.value, text, candidate.spec, placement, before)
+    text, dry_run_job = f"{candidate.text}{victims}", dry_run.job
+    return Change(candidate.field, candidate.value, text, candidate.spec, placement, dry_run_job)
 
 
 # The same nodes, with fewer bounds
@@ -191,8 +191,8 @@ def _other_combinations(spec: JobSpec, grid: GridStatus) -> Iterator[Steps]:
             lambda n: Candidate("coallocation", n, f"allow {n} clusters together", replace(spec, coallocation=n)),
         )
     if spec.links is not LinkUse.ANY:
-        others = "relayed" if spec.links is LinkUse.DIRECT else "direct"
-        yield single_step("links", "any", f"allow {others} links too", replace(spec, links=LinkUse.ANY))
+        excluded_links = "relayed" if spec.links is LinkUse.DIRECT else "direct"
+        yield single_step("links", "any", f"allow {excluded_links} links too", replace(spec, links=LinkUse.ANY))
     if grid.relays.streams and spec.processes_per_node is not None:
         yield Steps(
             range(spec.processes_per_node - 1, 0, -1),
@@ -296,12 +296,12 @@ def _make_resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: 
 
 def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
     """Yield the request with each component reduced to the idle nodes of its cluster, without empty ones."""
-    taken, components = Counter[str](), list[ComponentRequest]()
+    assigned, components = Counter[str](), list[ComponentRequest]()
     for index, component in enumerate(request.components):
         cluster = select_nodes(spec, view, index).get(component.cluster or "")
-        size = min(component.size, (cluster.usable_idle if cluster else 0) - taken[component.cluster or ""])
+        size = min(component.size, (cluster.usable_idle if cluster else 0) - assigned[component.cluster or ""])
         if size > 0:
-            taken[component.cluster or ""] += size
+            assigned[component.cluster or ""] += size
             components.append(replace(component, size=size))
         elif any(map(has_settings, request.components)):
             return  # without a component that differs from others, the job would be another

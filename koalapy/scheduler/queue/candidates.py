@@ -201,8 +201,8 @@ class Offer:
 class Offers:
     """The nodes that jobs may use, by their priority and by whether they end after a planned start."""
 
-    def __init__(self, state: SchedulerState, plan: Plan, kept: KeptNodes) -> None:
-        self._plan, self._kept, self._sharing = plan, kept, state.sharing
+    def __init__(self, state: SchedulerState, plan: Plan, kept_nodes: KeptNodes) -> None:
+        self._plan, self._kept, self._sharing = plan, kept_nodes, state.sharing
         self._preempts = state.rules.preemption == "placement"
         kinds = [(priority, is_late) for priority in Priority for is_late in (False, True)]
         self._preempting = {

@@ -128,9 +128,9 @@ class ComponentSearch:
             del clusters[placed.cluster]
             together = _with_component(partial, placed.cluster, component)
             if self._may_fit(position + 1, together):
-                others = self._place_from(position + 1, together)
-                if others is not None:
-                    return [placed, *others]
+                following = self._place_from(position + 1, together)
+                if following is not None:
+                    return [placed, *following]
         return None
 
     def _may_fit(self, position: int, partial: Partial) -> bool:
@@ -166,10 +166,10 @@ class ComponentSearch:
                 continue
             classes = _take_all(cluster, promised) or ()
             idle, parts = [c for c in classes if not c.is_part], tuple(c for c in classes if c.is_part)
-            left = replace(
+            remaining = replace(
                 cluster, idle=count_idle(classes), node_classes=tuple(idle) if cluster.node_classes else (), parts=parts
             )
-            matching = left if component.requirement is None else left.select_nodes(component.requirement)
+            matching = remaining if component.requirement is None else remaining.select_nodes(component.requirement)
             if matching is not None:
                 # All fit together, as checked above: a component placed before can move to other nodes of the cluster.
                 yield cluster.name, replace(matching, idle=max(matching.idle, request.size))

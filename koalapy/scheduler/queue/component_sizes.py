@@ -54,10 +54,10 @@ def exclude_reserved(
     changed, texts = [], []
     for cluster in view:
         delay = delays.get(cluster.name, 0.0)
-        barring = [each for each in cluster.reservations if each.idle and each.bars(walltime, now, delay)]
+        barring = [entry for entry in cluster.reservations if entry.idle and entry.bars(walltime, now, delay)]
         if barring:
-            reserved = count_peak((each.begins, each.ends, each.idle) for each in barring)
-            parts = () if any(each.is_drain for each in barring) else cluster.parts
+            reserved = count_peak((entry.begins, entry.ends, entry.idle) for entry in barring)
+            parts = () if any(entry.is_drain for entry in barring) else cluster.parts
             changed.append(replace(cluster.with_idle(max(0, cluster.idle - reserved)), parts=parts))
             texts += [f"; {cluster.name} has {reservation.describe(now)}" for reservation in barring]
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
@@ -66,8 +66,8 @@ def exclude_reserved(
 def transfer_times(spec: JobSpec, view: GridView, assumed: float | None) -> dict[ClusterName, set[float]]:
     """Return for each cluster the estimated seconds of the transfers of inputs of each component that may be there."""
     inputs: dict[ClusterName | None, set[tuple[InputFile, ...]]] = {None: set()}
-    for index, each in enumerate((None,) if isinstance(spec.request, FlexibleRequest) else spec.request.components):
-        inputs.setdefault(each.cluster if each else None, set()).add(spec.inputs_of(index))
+    for index, request in enumerate((None,) if isinstance(spec.request, FlexibleRequest) else spec.request.components):
+        inputs.setdefault(request.cluster if request else None, set()).add(spec.inputs_of(index))
     seconds: dict[ClusterName, set[float]] = {}
     for name in (cluster.name for cluster in view):
         estimates = (estimate_transfer(name, files, view, assumed) for files in inputs[None] | inputs.get(name, set()))
@@ -86,15 +86,15 @@ def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -
     extended: dict[tuple[int, ClusterName | None, NodeRequirement | None], NodeRequirement | None] = {}
     result = []
     for index, component in enumerate(spec.request.components):
-        size, named = component.size, component.cluster
+        size, requested = component.size, component.cluster
         requirement = requirements[index % len(requirements)] if requirements else None
-        key = size, named, requirement
+        key = size, requested, requirement
         if key not in extended:
             partition = requirement.partition if requirement is not None else ""
             names = [
                 cluster.name
                 for cluster in limited
-                if named in (None, cluster.name)
+                if requested in (None, cluster.name)
                 and not accepts_size(select_partition(cluster.job_sizes, partition), size)
             ]
             base = requirement or NO_REQUIREMENT
@@ -121,14 +121,14 @@ def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Plac
     answer = call_policy(policy, request, view)
     if isinstance(answer, Placement) and (rejecting := _rejecting(answer, view)):
         if isinstance(request, FlexibleRequest) and not request.split_options:
-            least = max(min(sizes.least for sizes in cluster.job_sizes) for cluster in rejecting)
-            larger_request = replace(request, min_component_size=max(least, request.min_component_size))
+            min_size = max(min(sizes.least for sizes in cluster.job_sizes) for cluster in rejecting)
+            larger_request = replace(request, min_component_size=max(min_size, request.min_component_size))
             larger = call_policy(policy, larger_request, view)
             if isinstance(larger, Placement) and not _rejecting(larger, view):
                 return larger
         names = {cluster.name for cluster in rejecting}
-        others = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
-        answer = place_within_sizes(policy, request, others)
+        accepting = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
+        answer = place_within_sizes(policy, request, accepting)
         if isinstance(answer, Refusal):
             texts = [describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejecting]
             return Refusal("; ".join([answer.summary, *texts]), answer.kind)

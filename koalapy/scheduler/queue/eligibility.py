@@ -61,7 +61,7 @@ def _find_linked_sets(sets: Sets, use: LinkUse, view: GridView, without_relays: 
     names = frozenset(cluster.name for cluster in view)
     near = {name: frozenset().union(*(s for s in sets if name in s)) & names if sets else names for name in names}
     linked = {
-        name: frozenset(other for other in near[name] - {name} if _may_pass(view, name, other, use, without_relays))
+        name: frozenset(peer for peer in near[name] - {name} if _may_pass(view, name, peer, use, without_relays))
         for name in names
     }
     if all(linked[name] == near[name] - {name} for name in names):

@@ -53,7 +53,7 @@ class KeptNodes:
     def behind(self, cluster: ClusterName, job: JobId) -> int:
         """Return the nodes kept for a job itself and for the jobs behind it, which it may use."""
         rank = self._rank(job)
-        return sum(nodes[cluster] for other, nodes in self._restarting.items() if self._rank(other) >= rank)
+        return sum(nodes[cluster] for ident, nodes in self._restarting.items() if self._rank(ident) >= rank)
 
     def _rank(self, ident: JobId) -> tuple[bool, float]:
         """Return the sort key of a job among those that nodes are kept for."""

@@ -128,7 +128,7 @@ class Plan:
         seconds, is_certain = spec.walltime, True
         if seconds is None:
             seconds, is_certain = self._estimate(spec, (application_of(spec), run_size(spec))), False
-        step = next(step for most, step in ROUNDING if seconds <= most)
+        step = next(step for limit, step in ROUNDING if seconds <= limit)
         return Duration(ceil(seconds / step) * step, is_certain)
 
     def _estimate(self, spec: JobSpec, alike: Alike) -> float:
@@ -200,13 +200,13 @@ class Plan:
         return self._grid.view(partial(self._count_left_to_restart, job, is_late))
 
     def _count_left_to_restart(self, job: Job, is_late: bool, cluster: ClusterStatus) -> int:
-        available, own = cluster.nodes.available, self._kept.behind(cluster.name, job.id)
-        left = self.limit(Priority.LOW, is_late, cluster, available + own - self._kept[cluster.name])
-        return max(min(own, available), left)
+        available, kept_behind = cluster.nodes.available, self._kept.behind(cluster.name, job.id)
+        remaining = self.limit(Priority.LOW, is_late, cluster, available + kept_behind - self._kept[cluster.name])
+        return max(min(kept_behind, available), remaining)
 
     def _count_left(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> int:
-        kept = self._kept[cluster.name] if priority is Priority.LOW else 0
-        return self.limit(priority, is_late, cluster, cluster.nodes.available - kept)
+        kept_nodes = self._kept[cluster.name] if priority is Priority.LOW else 0
+        return self.limit(priority, is_late, cluster, cluster.nodes.available - kept_nodes)
 
     def reserved_nodes(self, cluster: ClusterName, spec: JobSpec, job: Job | None = None) -> int:
         """Return the available nodes on a cluster that are not offered to a new job, or to a waiting ``job``."""
@@ -218,15 +218,15 @@ class Plan:
             return status.nodes.available - self._count_left_to_restart(job, is_late, status)
         return status.nodes.available - self._count_left(spec.priority, is_late, status)
 
-    def gained_nodes(self, cluster: ClusterStatus, spec: JobSpec, job: Job | None, more: int) -> int:
-        """Return by how many nodes a job would be offered more on a cluster if so many ``more`` were idle.
+    def gained_nodes(self, cluster: ClusterStatus, spec: JobSpec, job: Job | None, freed: int) -> int:
+        """Return by how many nodes a job would be offered more on a cluster if so many ``freed`` were idle.
 
         The plan of another job counts on the ends of our own jobs already.
         """
         is_late = (job is None or job.id != self.job) and self.is_delayed_by(self.duration_of(spec))
         if cluster.name not in self._limits or spec.priority not in self._binds or not is_late:
-            return more
-        return min(more, max(0, cluster.last_report.total - cluster.nodes.idle - cluster.nodes.used))
+            return freed
+        return min(freed, max(0, cluster.last_report.total - cluster.nodes.idle - cluster.nodes.used))
 
     def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
         """Return for which other job nodes are withheld from a new job, or from a waiting ``job``; None for none."""
@@ -253,8 +253,8 @@ class Plan:
 
     def streams_left_to(self, priority: Priority, is_late: bool) -> int:
         """Return the streams over the hub that are offered to jobs of a priority."""
-        kept = self._streams if is_late and priority in self._binds else 0
-        return max(0, self._grid.free_streams - kept)
+        reserved = self._streams if is_late and priority in self._binds else 0
+        return max(0, self._grid.free_streams - reserved)
 
     # Changes
 
@@ -317,7 +317,7 @@ class Plan:
             return False
         if (not self._is_stale and not self._may_change()) or self.awaits_reports:
             return False
-        before, limits, start = self.holder, self._limits, self.start
+        former_holder, limits, start = self.holder, self._limits, self.start
         binding = self._binds, self._streams
         self._limits, self._streams, self._binds = {}, 0, frozenset()
         for name in limits:
@@ -325,22 +325,22 @@ class Plan:
         if not self._keep_for_placed():
             self._plan_next(evaluate)
         self._is_stale = False
-        self._update_promises(before, limits)
-        if self.holder != before or self.holder is None:
+        self._update_promises(former_holder, limits)
+        if self.holder != former_holder or self.holder is None:
             self.first_start = self.start
         for name in {*limits, *self._limits}:
             if limits.get(name) != self._limits.get(name) or binding != (self._binds, self._streams):
                 self._grid.touch(name)
         self._planned_on = self._grid.version
         return (
-            self.holder != before
+            self.holder != former_holder
             or self.start > start
             or any(self._limits.get(name, inf) > nodes for name, nodes in limits.items())
         )
 
-    def _update_promises(self, before: JobId | None, earlier: Iterable[ClusterName]) -> None:
-        """Store the planned start with its job, and that the job ``before`` has none any more."""
-        for ident in dict.fromkeys((before, self.job)):  # in this order
+    def _update_promises(self, former_holder: JobId | None, earlier: Iterable[ClusterName]) -> None:
+        """Store the planned start with its job, and that the job ``former_holder`` has none any more."""
+        for ident in dict.fromkeys((former_holder, self.job)):  # in this order
             job = self._ledger.get(ident) if ident is not None else None
             if job is None or job.state is not JobState.QUEUED or (ident != self.job and job.planned_start is None):
                 continue
@@ -405,7 +405,7 @@ class Plan:
     def _without_ends(self, view: GridView) -> GridView:
         changed = []
         for cluster in view:
-            lasting = tuple(each for each in cluster.reservations if each.ends >= MAX_TIME)
+            lasting = tuple(reservation for reservation in cluster.reservations if reservation.ends >= MAX_TIME)
             is_drained = self._grid[cluster.name].usable_from < inf
             if is_drained or lasting != cluster.reservations:
                 state = ClusterState.USABLE if is_drained else cluster.state
@@ -443,31 +443,31 @@ class Plan:
         base = self._preempting.view() if preempts else self.own_view(job)
         releases = self._releases(preempts)
 
-        def place_at(at: float) -> tuple[float, GridView, Placement] | None:
-            view = self._view_at(at, base, releases)
+        def place_at(time: float) -> tuple[float, GridView, Placement] | None:
+            view = self._view_at(time, base, releases)
             answer = evaluate(job.spec, view, barred)
-            return (at, view, answer) if isinstance(answer, Placement) else None
+            return (time, view, answer) if isinstance(answer, Placement) else None
 
         fitting = self._times_with_nodes(job, base, releases)
-        found = place_at(earliest) if (earliest := next(fitting, None)) is not None else None  # usually they suffice
-        if found is None:
+        fit = place_at(earliest) if (earliest := next(fitting, None)) is not None else None  # usually they suffice
+        if fit is None:
             times = list(fitting)
             # Between the last placements before reservations, what fits at a time fits later too.
             limits = sorted({*self._last_placements(job.spec, base, times), 0} - {len(times)})
             bounds = [*pairwise(limits[: MAX_SEGMENTS + 1]), (limits[-1] if limits else 0, len(times))]
             for first, end in bounds:
-                if first < end and (found := place_at(times[end - 1])):
+                if first < end and (fit := place_at(times[end - 1])):
                     last = end - 1
                     while first < last:
                         middle = (first + last) // 2
                         if placed := place_at(times[middle]):
-                            last, found = middle, placed
+                            last, fit = middle, placed
                         else:
                             first = middle + 1
                     break
-        if found is None:
+        if fit is None:
             return False
-        self.start, view, placement = found
+        self.start, view, placement = fit
         view, _ = exclude_reserved(view, job.spec.walltime, now)
         self._binds = self._bound_by(job)
         self._transfer_s = max(component.transfer_time for component in placement.components)
@@ -488,11 +488,11 @@ class Plan:
         delays: dict[ClusterName, set[float]] = {}
         if base.has_reservations and spec.all_inputs:
             delays = transfer_times(spec, base, self._rules.assumed_bandwidth)
-        longest = max((seconds for own in delays.values() for seconds in own), default=0.0)
+        longest = max((seconds for cluster_delays in delays.values() for seconds in cluster_delays), default=0.0)
         for cluster in base:
-            for each in cluster.reservations:
+            for reservation in cluster.reservations:
                 for delay in {longest, *delays.get(cluster.name, ())}:
-                    yield bisect_right(times, each.last_start(spec.walltime) - delay)
+                    yield bisect_right(times, reservation.last_start(spec.walltime) - delay)
 
     def _times_with_nodes(
         self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]
@@ -500,27 +500,27 @@ class Plan:
         """Yield the times from now on with enough nodes on clusters without a planned drain, without a policy call."""
         now, walltime = self._state.now, job.spec.walltime
         needs = self._queues[job.spec.priority].group_of(job.id).needs
-        named = dict(needs.cluster_sizes)
-        free = {cluster.name: cluster.idle for cluster in base if not named or cluster.name in named}
+        cluster_sizes = dict(needs.cluster_sizes)
+        free = {cluster.name: cluster.idle for cluster in base if not cluster_sizes or cluster.name in cluster_sizes}
         drains = Counter[ClusterName]()
         changes = [(self._grid[c.name].usable_from, "", 0, 0) for c in base if c.state is ClusterState.DRAINED]
         for cluster in base:
-            for each in cluster.reservations:
-                name = cluster.name if each.is_drain and cluster.name in free else ""
-                changes += [(nextafter(each.last_start(walltime), inf), name, 0, 1), (each.ends, name, 0, -1)]
+            for entry in cluster.reservations:
+                name = cluster.name if entry.is_drain and cluster.name in free else ""
+                changes += [(nextafter(entry.last_start(walltime), inf), name, 0, 1), (entry.ends, name, 0, -1)]
         changes += [(end, name if name in free else "", nodes, 0) for end, name, nodes in releases]
         changes.sort()
-        at, total, largest = now, sum(free.values()), [(-nodes, name) for name, nodes in free.items()]
+        current, total, largest = now, sum(free.values()), [(-nodes, name) for name, nodes in free.items()]
         heapify(largest)
         for time, name, nodes, begun in (*changes, (inf, "", 0, 0)):
-            if time > at:
+            if time > current:
                 while largest and (drains[largest[0][1]] or -largest[0][0] != free[largest[0][1]]):
                     heappop(largest)
                 if needs.shares or (total >= needs.total and largest and -largest[0][0] >= needs.largest):
-                    yield at
+                    yield current
                 if time >= MAX_TIME:
                     return
-                at = time
+                current = time
             if name:
                 total -= 0 if drains[name] else free[name]
                 free[name], drains[name] = free[name] + nodes, drains[name] + begun
@@ -592,30 +592,30 @@ class Plan:
             lasts *= 2
         return began + lasts
 
-    def _view_at(self, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> GridView:
+    def _view_at(self, time: float, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> GridView:
         """Return the grid as it is expected to be then, with the times of reservations as if that were now."""
         freed = Counter[ClusterName]()
         for end, name, nodes in releases:
-            if end > at:
+            if end > time:
                 break
             freed[name] += nodes
-        if at <= self._state.now:
+        if time <= self._state.now:
             return base
         changed = []
         for cluster in base:
             status = self._grid[cluster.name]
-            if freed[cluster.name] or cluster.reservations or status.usable_from <= at:
-                most = status.nodes.capacity_without_own_jobs
-                idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
-                later = tuple(_shift(each, self._state.now, at) for each in cluster.reservations if each.ends > at)
-                state = ClusterState.USABLE if status.usable_from <= at else cluster.state
+            if freed[cluster.name] or cluster.reservations or status.usable_from <= time:
+                max_idle = status.nodes.capacity_without_own_jobs
+                idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], max_idle))
+                later = tuple(_shift(r, self._state.now, time) for r in cluster.reservations if r.ends > time)
+                state = ClusterState.USABLE if status.usable_from <= time else cluster.state
                 changed.append(replace(cluster.with_idle(idle), state=state, reservations=later))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)
 
 
-def _shift(reservation: NodeReservation, now: float, at: float) -> NodeReservation:
+def _shift(reservation: NodeReservation, now: float, time: float) -> NodeReservation:
     """Return a reservation as a job sees it that starts at a later time, with times as if that were now."""
     # Nodes of a reservation that has begun are not among the idle ones.
     idle = reservation.idle if reservation.begins <= now else reservation.nodes
-    ends = reservation.ends if reservation.ends >= MAX_TIME else reservation.ends - (at - now)
-    return replace(reservation, idle=idle, begins=reservation.begins - (at - now), ends=ends)
+    ends = reservation.ends if reservation.ends >= MAX_TIME else reservation.ends - (time - now)
+    return replace(reservation, idle=idle, begins=reservation.begins - (time - now), ends=ends)

@@ -110,8 +110,8 @@ class PolicyQuestion:
             matching = view.select_nodes(requirement)
             lacking = {c.name: _lacking_text(c, requirement, spec) for c in view if matching.get(c.name) is None}
             if isinstance(spec.request, FixedRequest):
-                named = {component.cluster for component in spec.request.components}
-                lacking = {name: text for name, text in lacking.items() if name in named}
+                requested = {component.cluster for component in spec.request.components}
+                lacking = {name: text for name, text in lacking.items() if name in requested}
             if lacking:
                 exclusions.append(Exclusion([*lacking], "; ".join(lacking.values()), lacking.__getitem__, None))
             view = matching
@@ -187,9 +187,9 @@ class PolicyQuestion:
             for name in exclusion.clusters:
                 reasons.setdefault(name, ClusterReason(name, exclusion.reason(name)))
         if isinstance(request, FixedRequest):
-            named = {component.cluster or "" for component in request.components}
+            requested = {component.cluster or "" for component in request.components}
             reasons = reasons or call_explain(self._policy, request, able)
-            reasons = reasons or {name: ClusterReason(name, str(refusal)) for name in named}
+            reasons = reasons or {name: ClusterReason(name, str(refusal)) for name in requested}
         else:
             for cluster in able:
                 if text := not_usable(cluster):
@@ -228,9 +228,9 @@ def _placement_of(placed: list[PlacedComponent], reasons: list[str]) -> Placemen
 
 
 def _with_requirement(
-    reason: ClusterReason, whole: ClusterView | None, part: ClusterView | None, requirement: NodeRequirement
+    reason: ClusterReason, cluster: ClusterView | None, part: ClusterView | None, requirement: NodeRequirement
 ) -> ClusterReason:
     """Return a reason that names the requirement, if only some nodes of the cluster meet it."""
-    if whole is None or part is None or part is whole or not_usable(whole):
+    if cluster is None or part is None or part is cluster or not_usable(cluster):
         return reason
-    return replace(reason, reason=f"{reason.reason}; {part.total} of its {whole.total} nodes have {requirement}")
+    return replace(reason, reason=f"{reason.reason}; {part.total} of its {cluster.total} nodes have {requirement}")

@@ -90,26 +90,26 @@ class Promises:
                 planned = PlannedStart(now, first, first, names, is_certain, first - start, starts, on_time)
                 self._store(job, planned, names, f"by {format_utc(first, now)} on {format_list(names)}")
             return
-        at = None if start is None else start + planned.delay
-        before = planned.first if planned.at is None else planned.at
+        new_time = None if start is None else start + planned.delay
+        old_time = planned.first if planned.at is None else planned.at
         if planned.at is None if start is None else planned.at is not None and start <= now:
             return  # it has none as before, or starts at once
-        if at is not None and planned.at is not None and abs(at - before) <= MIN_MOVE_S:
+        if new_time is not None and planned.at is not None and abs(new_time - old_time) <= MIN_MOVE_S:
             if is_certain is not planned.is_certain:
                 self._ledger.change_job(job, planned_start=replace(planned, is_certain=is_certain))
             self._nodes_then = self._nodes_then or self._count_nodes(clusters)  # none are known after a restart
             return
-        at = None if at is None else _next_minute(at)
+        new_time = None if new_time is None else _next_minute(new_time)
         because, text = planned.moved_because, ""
-        if at is None or (at > before and planned.at is not None):
+        if new_time is None or (new_time > old_time and planned.at is not None):
             because = self._find_reason(job, planned.made_at, clusters or earlier, last_to_end())
-        elif at <= planned.first:
+        elif new_time <= planned.first:
             because = ""
-        if at is None:
+        if new_time is None:
             text = because
         elif because and (planned.at is None or because != planned.moved_because):
-            text = f"by {format_time(at, now)}, not {format_utc(before, now)}: {because}"
-        planned = replace(planned, at=at, moved_because=because, is_certain=is_certain)
+            text = f"by {format_time(new_time, now)}, not {format_utc(old_time, now)}: {because}"
+        planned = replace(planned, at=new_time, moved_because=because, is_certain=is_certain)
         self._store(job, planned, clusters, text)
 
     def _store(self, job: Job, planned: PlannedStart, clusters: Iterable[ClusterName], text: str) -> None:
@@ -123,31 +123,31 @@ class Promises:
         reports = {name: self._grid[name].last_report for name in clusters}
         return {name: (report.background, report.down) for name, report in reports.items()}
 
-    def _find_reason(self, job: Job, made_at: float, clusters: Iterable[ClusterName], other: Job | None) -> str:
+    def _find_reason(self, job: Job, made_at: float, clusters: Iterable[ClusterName], blocker: Job | None) -> str:
         """Return as text why a start that was planned first at ``made_at`` is later than before.
 
-        ``other``: the job for whose end it is planned to wait; None if there is none.
+        ``blocker``: the job for whose end it is planned to wait; None if there is none.
         """
         names, now = [name for name in clusters if name in self._grid], self._state.now
         for name in names:
             if not self._grid[name].is_open:
                 return f"{name} is {self._grid[name].state}"
-        began, ends = (None, None) if other is None else (live(other).barrier_at, walltime_ends(other))
-        if other is not None and live(other).placed_at > made_at:
-            if other.spec.priority is Priority.HIGH and job.spec.priority is Priority.LOW:
-                return f"job {other.display_name} of higher priority came first"
+        began, ends = (None, None) if blocker is None else (live(blocker).barrier_at, walltime_ends(blocker))
+        if blocker is not None and live(blocker).placed_at > made_at:
+            if blocker.spec.priority is Priority.HIGH and job.spec.priority is Priority.LOW:
+                return f"job {blocker.display_name} of higher priority came first"
             if ends is not None and ends > now:
-                return f"job {other.display_name} came first"
+                return f"job {blocker.display_name} came first"
         for name in names:
             report, (local, down) = self._grid[name].last_report, self._nodes_then.get(name, (MAX_NODES, MAX_NODES))
             if report.background > local:
                 return f"local users took nodes on {name}"
             if report.down > down:
                 return f"nodes of {name} are down"
-        if other is not None and began is None:
-            return f"job {other.display_name} has not started yet"
-        if other is not None and (ends is None or ends <= now):
-            return f"job {other.display_name} runs longer than expected"
+        if blocker is not None and began is None:
+            return f"job {blocker.display_name} has not started yet"
+        if blocker is not None and (ends is None or ends <= now):
+            return f"job {blocker.display_name} runs longer than expected"
         return "nodes become free later than expected"
 
 

@@ -64,13 +64,13 @@ class PolicyQuestions:
             rounds = count(1)
             while isinstance(answer, Placement) and spec.all_inputs and view.has_reservations:
                 # A job that awaits its files starts, and so ends, later: on all of its clusters, with the last of them.
-                own: dict[ClusterName, float] = {}
+                transfer_s: dict[ClusterName, float] = {}
                 for placed in answer.components:
                     seconds = self.transfer_of(spec, placed, view).seconds
-                    own[placed.cluster] = max(seconds, own.get(placed.cluster, 0.0))
-                last = max(own.values())
-                longer = {name: seconds for name, seconds in own.items() if seconds > delays.get(name, 0.0)}
-                longer = longer or {name: last for name in own if last > delays.get(name, 0.0)}
+                    transfer_s[placed.cluster] = max(seconds, transfer_s.get(placed.cluster, 0.0))
+                last = max(transfer_s.values())
+                longer = {name: seconds for name, seconds in transfer_s.items() if seconds > delays.get(name, 0.0)}
+                longer = longer or {name: last for name in transfer_s if last > delays.get(name, 0.0)}
                 if not longer:
                     break
                 delays = (delays or self._least_delays(spec, view)) | longer

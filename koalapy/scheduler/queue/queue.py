@@ -421,14 +421,14 @@ class PlacementQueue:
     def count_before(self, key: Key) -> int:
         """Return how many other jobs of its section would be before a job with this sort key."""
         section, standing, place = key
-        before = 0
+        count = 0
         for owner, order in self._orders.items():
             _, other, _ = self._key_of(owner, place)
             # Jobs at the front are before those that follow the standings of their owners.
             end = place if other == standing else _begin(section + 1) if other < standing else (section, 0, 0, 0)
-            before += int(order.bisect_left(end) - order.bisect_left(_begin(section)))
+            count += int(order.bisect_left(end) - order.bisect_left(_begin(section)))
         present = self._entries.get(place[-1])
-        return before - (present is not None and self._key(present) < key)
+        return count - (present is not None and self._key(present) < key)
 
     def position(self, job: JobId) -> int:
         """Return how many jobs are before this one in its section."""
@@ -456,7 +456,7 @@ class PlacementQueue:
     def first_jobs(self, section: int | None, mode: QueueMode) -> list[JobId]:
         """Return the first job of each shape of a section, or of all, in order; only the head if scans end there."""
         if mode != "scan":
-            heads = [self.head(each) for each in ([section] if section is not None else self._sections())]
+            heads = [self.head(candidate) for candidate in ([section] if section is not None else self._sections())]
             return [head for head in heads if head is not None]
         groups = [
             group for group in self._groups.values() if section in (None, group.section) and not self._is_barred(group)
