@@ -217,16 +217,16 @@ def nodes_router(service: Jobs, node_lists: NodeLists, queries: Queries) -> APIR
         """List the nodes of a cluster one by one, with their states and jobs. Operators see all nodes, up to 1,000.
         Other users see the nodes of jobs, without the names of nodes and owners of jobs that are not theirs."""
         service.get_cluster(name)
-        rows, known = await list_visible_nodes(node_lists, queries, name, caller)
+        rows, listing = await list_visible_nodes(node_lists, queries, name, caller)
         rows = [row for row in rows if not state or row.state in state]
-        after = offset + limit
-        query = urlencode({"state": state, "limit": limit, "offset": after}, doseq=True)
+        end = offset + limit
+        query = urlencode({"state": state, "limit": limit, "offset": end}, doseq=True)
         return {
-            "nodes": rows[offset:after],
+            "nodes": rows[offset:end],
             "total": len(rows),
-            "next": f"/api/v1/clusters/{quote(name, safe='')}/nodes?{query}" if after < len(rows) else None,
-            "known_at": known.known_at,
-            "problem": known.problem,
+            "next": f"/api/v1/clusters/{quote(name, safe='')}/nodes?{query}" if end < len(rows) else None,
+            "known_at": listing.known_at,
+            "problem": listing.problem,
         }
 
     return router

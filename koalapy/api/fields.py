@@ -353,7 +353,7 @@ DEFAULT_GRACE_S = 60
 
 def _parse_warning(text: str) -> StopWarning:
     """Parse a warning such as ``TERM@30``: a signal by name or number, and the grace as any duration."""
-    name, at, grace = text.strip().partition("@")
+    name, separator, grace = text.strip().partition("@")
     if ":" in name:
         raise correction("with a colon", "leave out the prefix: all processes of the program get the signal")
     try:
@@ -364,7 +364,7 @@ def _parse_warning(text: str) -> StopWarning:
         raise correction("with no signal that a program can catch", hint) from None
     try:
         is_number = re.fullmatch(r"-?[0-9.]+", grace, re.ASCII)
-        grace_s = DEFAULT_GRACE_S if not at else float(grace) if is_number else parse_duration(grace)
+        grace_s = DEFAULT_GRACE_S if not separator else float(grace) if is_number else parse_duration(grace)
         if not isfinite(grace_s):
             raise ValueError(grace)
     except ValueError:

@@ -45,7 +45,7 @@ class ChangeView(Output):
         if not isinstance(offer, SmallestChange):
             return offer
         body = None if offer.job is None else change_between(offer.job.spec, offer.spec)
-        values = {each.name: getattr(offer, each.name) for each in dataclass_fields(offer) if each.name != "job"}
+        values = {field.name: getattr(offer, field.name) for field in dataclass_fields(offer) if field.name != "job"}
         command = "" if offer.job is None or body is None else change_command(offer.job.id, body)
         return values | {"change": body, "command": command}
 

@@ -144,18 +144,18 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
         owner = visible_to(caller, Kind.USER, name, "owner") or ""
         start, end = service.parse_times(query.since, query.until)
         states, position = tuple(map(JobState, query.state)), _parse_position(query.before)
-        which = HistoryFilter(
+        history_filter = HistoryFilter(
             start, end, owner, query.name, query.cluster, states, query.sort, position, query.limit, query.sums
         )
-        page = await service.list_ended(which)
+        page = await service.list_ended(history_filter)
 
         def path_of(position: HistoryPosition | None) -> str | None:
             """Return the path of the page that continues at a position."""
             if position is None:
                 return None
-            before = f"{position.ended_at!r}:{position.job}"
+            cursor = f"{position.ended_at!r}:{position.job}"
             return of_api.next_path(
-                "/api/v1/history", query, owner=owner, mine=False, since=start, until=end, before=before
+                "/api/v1/history", query, owner=owner, mine=False, since=start, until=end, before=cursor
             )
 
         texts = (EndedJobView.model_validate(job).model_dump_json(by_alias=True) for job in page.jobs)
@@ -171,9 +171,9 @@ def _parse_position(text: str) -> HistoryPosition | None:
     return HistoryPosition(float(ended), int(job))
 
 
-def visible_to(caller: Identity, by: Kind, name: str, field: str = "name") -> str | None:
+def visible_to(caller: Identity, kind: Kind, name: str, field: str = "name") -> str | None:
     """Return the name that a history is restricted to, None for all; raise ``ForbiddenError`` for another user."""
-    if by is not Kind.USER or caller.has_role(Role.OPERATOR):
+    if kind is not Kind.USER or caller.has_role(Role.OPERATOR):
         return name or None
     if name not in ("", caller.user):
         raise ForbiddenError(

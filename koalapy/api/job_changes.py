@@ -129,18 +129,18 @@ def submission_of(spec: JobSpec) -> Json:
 
 def change_between(old: JobSpec, new: JobSpec) -> Json:
     """Return the body of a change that makes one specification another."""
-    before, after = ({"request": {}, **submission_of(spec)} for spec in (old, new))
-    change = _differing(before, after, CHANGEABLE_FIELDS)
+    old_body, new_body = ({"request": {}, **submission_of(spec)} for spec in (old, new))
+    change = _differing(old_body, new_body, CHANGEABLE_FIELDS)
     if "request" in change:
-        if before["request"]["type"] == after["request"]["type"] == "flexible":
-            change["request"] = _differing(before["request"], after["request"], describe_fields(FlexibleRequest))
-        elif components := after["request"].get("components"):
+        if old_body["request"]["type"] == new_body["request"]["type"] == "flexible":
+            change["request"] = _differing(old_body["request"], new_body["request"], describe_fields(FlexibleRequest))
+        elif components := new_body["request"].get("components"):
             names = ("size", "cluster")
             sizes = [{name: component[name] for name in names if name in component} for component in components]
-            change["request"] = {"type": after["request"]["type"], "components": sizes}
+            change["request"] = {"type": new_body["request"]["type"], "components": sizes}
     return change
 
 
-def _differing(before: Json, after: Json, names: Mapping[str, Any] | tuple[str, ...]) -> Json:
+def _differing(old: Json, new: Json, names: Mapping[str, Any] | tuple[str, ...]) -> Json:
     """Return the values after a change of those fields that differ; None for a default."""
-    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+    return {name: new.get(name) for name in names if old.get(name) != new.get(name)}

@@ -95,12 +95,12 @@ async def _check_output_exists(
     service: Jobs, job: int, component: int | None, stream: OutputStream | None, *, follow: bool
 ) -> None:
     """Raise ``KoalaError`` if there is no such output."""
-    shown = (await service.get(job)).job
-    if shown.tasks is not None:
-        raise array_error(shown, "each of its tasks has an output", "logs")
-    _check_component(shown, component, follow=follow)
+    stored_job = (await service.get(job)).job
+    if stored_job.tasks is not None:
+        raise array_error(stored_job, "each of its tasks has an output", "logs")
+    _check_component(stored_job, component, follow=follow)
     if stream not in (None, OutputStream.MARKED):
-        _check_streams(shown)
+        _check_streams(stored_job)
 
 
 def _encode_part(part: OutputText | OutputEnd | None) -> bytes:

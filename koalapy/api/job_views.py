@@ -260,7 +260,7 @@ def job_view(record: JobRecord) -> JobView:
     return show_job(JobView, record)
 
 
-def show_job(view: type[V], record: JobRecord, *, may_see_all: bool = True, **others: Any) -> V:
+def show_job(view: type[V], record: JobRecord, *, may_see_all: bool = True, **extra: Any) -> V:
     """Return a job in one of its views, with only the public fields unless ``may_see_all``."""
     visible = record if may_see_all else redact_job(record)
     job, attempt = visible.job, visible.job.attempt
@@ -269,7 +269,7 @@ def show_job(view: type[V], record: JobRecord, *, may_see_all: bool = True, **ot
         | _attributes(view, job)
         | {"redacted": not may_see_all, "reason": visible.reason, "components": attempt.gang if attempt else ()}
         | _spans(job, job.placed_at, job.started_at, job.ended_at, attempt)
-        | others
+        | extra
     )
 
 
@@ -282,8 +282,8 @@ def job_with_timeline(
     record: JobRecord, timeline: Sequence[TimelineEntry] | None, related: RelatedJobs = ((), ())
 ) -> JobWithTimeline:
     """Return a job with its timeline and related jobs; without a timeline, the job as other users may see it."""
-    others = {"timeline": timeline or (), "dependencies": related[0], "dependents": related[1]}
-    return show_job(JobWithTimeline, record, may_see_all=timeline is not None, **others)
+    extra = {"timeline": timeline or (), "dependencies": related[0], "dependents": related[1]}
+    return show_job(JobWithTimeline, record, may_see_all=timeline is not None, **extra)
 
 
 def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:

@@ -175,8 +175,8 @@ def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> N
         total: int | None = None
         is_whole, position = True, None
         if query.sort is JobSort.NEWEST or query.ids:
-            records, before = await service.list_page(job_filter)
-            position = before and {"before": before}
+            records, cursor = await service.list_page(job_filter)
+            position = cursor and {"before": cursor}
             if query.count and not query.ids:
                 total, is_whole = await service.count(replace(job_filter, before=None))
         else:

@@ -156,8 +156,8 @@ class MarkOrder(AlertSelection):
 
 async def mark_alerts(alerts: Alerts, caller: Identity, order: MarkOrder) -> Sequence[Alert]:
     """Acknowledge or silence current alerts for a user, with an audit entry; return them."""
-    what = f"{order.action} {order.kind} for {format_duration(order.duration)}: {order.reason}"
-    describe_request(format_list(order.targets) or order.kind, what)
+    description = f"{order.action} {order.kind} for {format_duration(order.duration)}: {order.reason}"
+    describe_request(format_list(order.targets) or order.kind, description)
     selected = alerts.select(order.kind, order.targets)
     return await alerts.mark(selected, order.action, caller.user, order.reason, order.duration)
 

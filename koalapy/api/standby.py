@@ -36,8 +36,8 @@ class StandbyGate:
         if app is None or not is_read or any(name == "wait" for name, _ in query):
             await ResponseHeaders(self._make_rejection(scope))(scope, receive, send)
             return
-        kept = [(name, value) for name, value in query if name not in ORDERS]
-        await app({**scope, "query_string": urlencode(kept).encode()}, receive, send)
+        parameters = [(name, value) for name, value in query if name not in ORDERS]
+        await app({**scope, "query_string": urlencode(parameters).encode()}, receive, send)
 
     def _make_rejection(self, scope: Scope) -> Response:
         """Return the problem that names the active daemon, or a page with a link to it for browsers."""

@@ -92,8 +92,8 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
         paths = sorted(path for path in target.rglob("*") if path.is_file() and not path.is_symlink())
         checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in paths)
         _write_private(target / CHECKSUMS, checksums)
-        whole = _hash_file(target / CHECKSUMS)
-        summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path, whole)
+        checksum = _hash_file(target / CHECKSUMS)
+        summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path, checksum)
         _write_private(target / MANIFEST, json.dumps(asdict(summary), indent=2))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)

@@ -86,12 +86,12 @@ class Reservations:
         self._engine, self._queries, self._store = engine, engine.queries, store
         self._questions, self._sessions, self._may_reserve = questions, sessions, may_reserve
         self._prefix = f"koala-{instance:0<12.12}-"
-        self._all = {each.id: each for each in store.load()}
+        self._all = {reservation.id: reservation for reservation in store.load()}
         self._last_id = max(self._all, default=0)
         self._unstored: dict[int, Reservation] = {}
         """Changes that the database or the scheduler may not have; ``check`` makes them."""
-        for each in [each for each in self._all.values() if each.state is ReservationState.MAKING]:
-            self._fail(each, "the daemon ended while it was made")
+        for reservation in [r for r in self._all.values() if r.state is ReservationState.MAKING]:
+            self._fail(reservation, "the daemon ended while it was made")
         self._checked: dict[ClusterName, Session] = {}
         """The sessions in which a cluster had no reservation that it should not have."""
         self._making: dict[asyncio.Task[Reservation], tuple[str, str]] = {}
@@ -104,19 +104,19 @@ class Reservations:
     def list_visible(self, caller: Identity) -> list[Reservation]:
         """Return the reservations that the caller may use, all for operators, the latest first."""
         may_see_all = caller.has_role(Role.OPERATOR)
-        return [each for each in self._made() if may_see_all or each.may_use(caller.user)]
+        return [reservation for reservation in self._list_accepted() if may_see_all or reservation.may_use(caller.user)]
 
-    def _made(self) -> list[Reservation]:
+    def _list_accepted(self) -> list[Reservation]:
         """Return the reservations without those that clusters have refused, the latest first."""
         return [
-            each for _, each in sorted(self._all.items(), reverse=True) if each.state is not ReservationState.FAILED
+            entry for _, entry in sorted(self._all.items(), reverse=True) if entry.state is not ReservationState.FAILED
         ]
 
     def find(self, name: str, caller: Identity) -> Reservation:
         """Return a reservation. Raise ``NotFoundError`` if the caller may not see one of that name."""
-        for each in self.list_visible(caller):  # a live one is the latest of its name
-            if each.name == name:
-                return each
+        for reservation in self.list_visible(caller):  # a live one is the latest of its name
+            if reservation.name == name:
+                return reservation
         raise NotFoundError(f"there is no reservation {name}", field="reservation", value=name, hint=LIST_HINT)
 
     def resolve_spec(self, spec: JobSpec) -> JobSpec:
@@ -127,7 +127,7 @@ class Reservations:
         name, now = spec.reservation, self._engine.clock()
         if not name:
             return spec
-        usable = [each for each in self._made() if each.name == name and each.may_use(spec.owner)]
+        usable = [entry for entry in self._list_accepted() if entry.name == name and entry.may_use(spec.owner)]
         if not usable:
             reject("reservation", name, f"is {name}, and {spec.owner} has no such reservation", LIST_HINT)
         reservation = usable[0]
@@ -143,8 +143,8 @@ class Reservations:
                     problem = f"names {component.cluster}, where reservation {name} has no nodes"
                     reject("request", component.cluster, problem, f"it has {format_parts(reservation.parts)}")
         begin = max(reservation.begins_at, spec.begin or 0.0)
-        left = reservation.ends_at - max(now, begin)
-        longest = max(1.0, left - min(START_S, left / 10))
+        remaining_s = reservation.ends_at - max(now, begin)
+        longest = max(1.0, remaining_s - min(START_S, remaining_s / 10))
         if (spec.walltime or 0.0) > longest:
             problem = f"is {format_duration(spec.walltime or 0.0)}, too long to start and end within reservation {name}"
             reject("walltime", spec.walltime, problem, f"give at most {format_duration(longest)}")
@@ -191,8 +191,8 @@ class Reservations:
                     f"is {order.name}, which another reservation has, or jobs of an ended one",
                     "choose another",
                 )
-        made = sum(each.owner == caller.user and each.state is ReservationState.MADE for each in self._live())
-        if made + sum(owner == caller.user for _, owner in self._making.values()) >= MAX_LIVE:
+        count = sum(entry.owner == caller.user and entry.state is ReservationState.MADE for entry in self._live())
+        if count + sum(owner == caller.user for _, owner in self._making.values()) >= MAX_LIVE:
             hint = "cancel one, or wait for the end of one"
             raise ConflictError(f"{caller.user} has {MAX_LIVE} reservations, the most at a time", hint=hint)
         if not isinstance(request, FlexibleRequest):
@@ -210,7 +210,7 @@ class Reservations:
 
     def _is_used(self, name: str) -> bool:
         """Return whether a reservation has a name or is to get it, or an unfinished job names an ended one."""
-        names = {each.name for each in self._live()} | {name for name, _ in self._making.values()}
+        names = {reservation.name for reservation in self._live()} | {name for name, _ in self._making.values()}
         return name in names or any(job.spec.reservation == name for job in self._queries.jobs())
 
     def _spec_of(self, request: Request, caller: Identity) -> JobSpec:
@@ -239,7 +239,7 @@ class Reservations:
             try:
                 await run_in_database(self._store.save, reservation)
                 answers = await asyncio.gather(*(self._ask_to_reserve(reservation, part) for part in parts))
-                refused = {part.cluster: words for part, words in zip(parts, answers, strict=True) if words}
+                refused = {part.cluster: refusal for part, refusal in zip(parts, answers, strict=True) if refusal}
                 if not refused:
                     return await self._change(reservation, ReservationState.MADE, "")
             except BaseException:
@@ -247,7 +247,7 @@ class Reservations:
                 await self._release(reservation)
                 raise
             refusals |= refused
-            reason = "; ".join(f"{name}: {words}" for name, words in refused.items())
+            reason = "; ".join(f"{name}: {refusal}" for name, refusal in refused.items())
             await self._change(reservation, ReservationState.FAILED, reason)
             await self._release(reservation)
             if isinstance(order.request, FixedRequest):
@@ -255,7 +255,7 @@ class Reservations:
 
     def _new_site_name(self) -> str:
         """Return a name that no cluster has, also not since before a restore of the database."""
-        used = {each.site_name for each in self._all.values()}
+        used = {reservation.site_name for reservation in self._all.values()}
         while (name := f"{self._prefix}{secrets.randbelow(MAX_SITE_NUMBER)}") in used:
             pass
         return name
@@ -294,11 +294,11 @@ class Reservations:
         """Return the nodes of a cluster that are neither down nor reserved nor drained within a time."""
         status = self._queries.grid[cluster]
         report = status.last_report
-        uses = [(each.begins_at, each.ends_at, each.nodes_on(cluster)) for each in self._live()]
-        for each in report.reservations:  # which may still list released ones of this daemon
-            if not each.name.startswith(self._prefix):
-                uses.append((each.begins, each.ends, each.nodes))
-        uses += [(each.begins, each.ends, report.total) for each in status.nodes.drain_reservations]
+        uses = [(entry.begins_at, entry.ends_at, entry.nodes_on(cluster)) for entry in self._live()]
+        for reservation in report.reservations:  # which may still list released ones of this daemon
+            if not reservation.name.startswith(self._prefix):
+                uses.append((reservation.begins, reservation.ends, reservation.nodes))
+        uses += [(drain.begins, drain.ends, report.total) for drain in status.nodes.drain_reservations]
         reserved = count_peak(use for use in uses if use[0] < ends_at and begins_at < use[1])
         return max(0, report.total - report.down - reserved)
 
@@ -344,7 +344,7 @@ class Reservations:
         return reservation
 
     def _live(self) -> list[Reservation]:
-        return [each for each in self._all.values() if each.state.is_live]
+        return [reservation for reservation in self._all.values() if reservation.state.is_live]
 
     async def _change(self, reservation: Reservation, state: ReservationState, reason: str) -> Reservation:
         """Change the state of a reservation, unless it has changed meanwhile; return it as it is then.
@@ -413,17 +413,17 @@ class Reservations:
                 await self._change(reservation, ReservationState.OVER, "is over")
                 await self._release(reservation)
         kept_s = {ReservationState.FAILED: FAILED_KEPT_S}
-        ended = (each for each in self._all.values() if not each.state.is_live)
-        old = [each.id for each in ended if each.changed_at < now - kept_s.get(each.state, KEPT_S)]
+        ended = (reservation for reservation in self._all.values() if not reservation.state.is_live)
+        old = [entry.id for entry in ended if entry.changed_at < now - kept_s.get(entry.state, KEPT_S)]
         if outdated := [ident for ident in old if ident != self._last_id]:
             await run_in_database(self._store.remove, outdated)
-            self._all = {ident: each for ident, each in self._all.items() if ident not in outdated}
+            self._all = {ident: reservation for ident, reservation in self._all.items() if ident not in outdated}
         await asyncio.gather(*(self._check_cluster(cluster.name) for cluster in self._queries.grid.clusters()))
 
     async def _check_cluster(self, cluster: ClusterName) -> None:
         """Compare the reservations of a cluster: in each new session, and while it should have one."""
         session = self._sessions.get(cluster)
-        expected = [each for each in self._live() if each.state is ReservationState.MADE and each.nodes_on(cluster)]
+        expected = [entry for entry in self._live() if entry.state is ReservationState.MADE and entry.nodes_on(cluster)]
         is_checked = session is self._checked.get(cluster) and not expected
         if session is None or is_checked or not (session.ready and session.hello.reserves):
             return
@@ -433,7 +433,7 @@ class Reservations:
             log.warning("reservations are unknown", action="reservation-changed", cluster=cluster, error=str(error))
             return
         self._checked[cluster] = session
-        await self._release_on(cluster, sorted(names - {each.site_name for each in self._live()}))
+        await self._release_on(cluster, sorted(names - {reservation.site_name for reservation in self._live()}))
         for reservation in expected:
             is_over = self._engine.clock() >= reservation.ends_at
             if reservation.site_name not in names and self._all[reservation.id] is reservation and not is_over:
@@ -453,6 +453,6 @@ def format_parts(parts: Iterable[ReservedPart]) -> str:
 
 def _refused(refusals: Mapping[ClusterName, str]) -> ConflictError:
     """Return the error of a reservation that clusters have refused, with their words."""
-    texts = "; ".join(f"{name}: {words}" for name, words in refusals.items())
+    texts = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
     hint = "name other clusters, fewer nodes or another time"
     return ConflictError(f"no nodes were reserved: {texts}", field="request", hint=hint)

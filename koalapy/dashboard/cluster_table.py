@@ -35,7 +35,7 @@ def _jobs_of(state: str) -> Callable[[ClusterRow], str]:
     return lambda row: f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}"
 
 
-def _known(state: str) -> Callable[[ClusterRow], int | None]:
+def _count_of(state: str) -> Callable[[ClusterRow], int | None]:
     """Return the number of nodes in a state; None for a cluster of which it is unknown."""
     return lambda row: None if row.nodes.unknown else getattr(row.nodes, state)
 
@@ -67,11 +67,11 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
         Column("state", "State", format=state_badge, sort_key=severity),
         Column("kind", "Kind", is_optional=True),
         Column("nodes", "Nodes", attrgetter("total"), "number"),
-        Column("running", "Running", _known("running"), "number", href=_jobs_of("running")),
-        Column("claimed", "Claimed", _known("claimed"), "number", href=_jobs_of("claiming")),
-        Column("local", "Local users", _known("local"), "number"),
-        Column("down", "Down", _known("down"), "number"),
-        Column("idle", "Idle", _known("idle"), "number"),
+        Column("running", "Running", _count_of("running"), "number", href=_jobs_of("running")),
+        Column("claimed", "Claimed", _count_of("claimed"), "number", href=_jobs_of("claiming")),
+        Column("local", "Local users", _count_of("local"), "number"),
+        Column("down", "Down", _count_of("down"), "number"),
+        Column("idle", "Idle", _count_of("idle"), "number"),
         Column(
             "unknown", "Unknown", attrgetter("nodes.unknown"), "number", lambda count: f"{count:,}" if count else ""
         ),

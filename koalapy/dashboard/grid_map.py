@@ -64,8 +64,8 @@ def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[LinkRecord], job
     jobs_to_draw, is_small = drawn_jobs(jobs), len(clusters) <= MAX_RING
     spanned = {name for job in jobs_to_draw for name in job.nodes}
     ring = [row for row in clusters if is_small or row.cluster in spanned]
-    others = [row for row in clusters if not is_small and row.cluster not in spanned]
-    discs, height = _place(ring, others)
+    off_ring = [row for row in clusters if not is_small and row.cluster not in spanned]
+    discs, height = _place(ring, off_ring)
     domain = _common_domain([row.cluster for row in clusters])
     return {
         "width": WIDTH,
@@ -79,14 +79,14 @@ def lay_out_map(clusters: Sequence[ClusterRow], links: Sequence[LinkRecord], job
         "shared": Counter(name for job in jobs for name in job.nodes),
         # The clusters on the ellipse and in rows, each with its disc and its label
         "ring": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 18)) for row in ring],
-        "rows": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 12)) for row in others],
-        "has_names": len(others) <= MAX_NAMED,
+        "rows": [(row, discs[row.cluster], shorten(row.cluster.removesuffix(domain), 12)) for row in off_ring],
+        "has_names": len(off_ring) <= MAX_NAMED,
     }
 
 
-def _place(ring: Sequence[ClusterRow], others: Sequence[ClusterRow]) -> tuple[dict[ClusterName, Disc], float]:
+def _place(ring: Sequence[ClusterRow], off_ring: Sequence[ClusterRow]) -> tuple[dict[ClusterName, Disc], float]:
     """Return the discs of the clusters on the ellipse and in rows below it, and the height of the map."""
-    largest = max(1, *(row.nodes.total for row in (*ring, *others)))
+    largest = max(1, *(row.nodes.total for row in (*ring, *off_ring)))
 
     def radius(row: ClusterRow, limit: float) -> float:
         return max(min(SMALLEST_RADIUS, limit / 2), limit * sqrt(row.nodes.total / largest))
@@ -103,10 +103,10 @@ def _place(ring: Sequence[ClusterRow], others: Sequence[ClusterRow]) -> tuple[di
             x, y = WIDTH / 2 + horizontal * cos(angle), height / 2 - 8 + vertical * sin(angle)
             discs[row.cluster] = x, y, radius(row, limit)
     for is_stale in (False, True):
-        band = [row for row in others if row.stale is is_stale]
+        band = [row for row in off_ring if row.stale is is_stale]
         columns = max(STALE_COLUMNS if is_stale else MIN_COLUMNS, ceil(sqrt(len(band) * 0.9)))
         cell = WIDTH / columns
-        row_height = cell * 0.8 + (2 if is_stale or len(others) > MAX_NAMED else 16)
+        row_height = cell * 0.8 + (2 if is_stale or len(off_ring) > MAX_NAMED else 16)
         for index, row in enumerate(band):
             x, y = (index % columns + 0.5) * cell, height + (index // columns) * row_height + cell * 0.4
             discs[row.cluster] = x, y, radius(row, cell * 0.34)
@@ -145,10 +145,10 @@ def _curve_jobs(jobs: Sequence[MapJob], discs: Mapping[ClusterName, Disc]) -> It
     """Yield each job with curves from its largest component to the others. Jobs of one pair of clusters are apart."""
     drawn: Counter[ClusterPair] = Counter()
     for job in jobs:
-        first, *others = job.nodes
+        first, *peers = job.nodes
         curves = []
-        for other in others:
-            pair = pair_of(first, other)
+        for peer in peers:
+            pair = pair_of(first, peer)
             drawn[pair] += 1
             (x1, y1, _), (x2, y2, _) = (discs[name] for name in pair)
             # Alternately to both sides of the link, farther out with each job.

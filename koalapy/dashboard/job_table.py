@@ -41,8 +41,8 @@ def _expected_cell(row: JobRow, now: float) -> str:
     return f"≈ {render_time(row.expected, exact=False)}" if row.expected > now else "due now"
 
 
-def _format_clusters(where: str) -> str:
-    return where.replace(",", ", ")
+def _format_clusters(clusters: str) -> str:
+    return clusters.replace(",", ", ")
 
 
 def _shorten_reason(reason: str) -> str:

@@ -110,8 +110,8 @@ def state_badge(state: str, style: str = "") -> Markup:
 
 def with_query(path: str, **query: object) -> str:
     """Return a path with a query of the values that are not empty."""
-    given = {name: value for name, value in query.items() if value not in (None, "", [])}
-    text = urlencode(given, doseq=True)
+    parameters = {name: value for name, value in query.items() if value not in (None, "", [])}
+    text = urlencode(parameters, doseq=True)
     return f"{path}?{text}" if text else path
 
 

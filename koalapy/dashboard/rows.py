@@ -122,12 +122,12 @@ async def build_rows(
 ) -> list[JobRow]:
     """Return the table rows of jobs, with their positions in the queues and expected starts."""
     positions = queries.queues.positions(found_jobs)
-    expected = {} if forecast is None else {one.job: one.starts for one in forecast.jobs if one.starts is not None}
-    at = 0.0 if forecast is None else forecast.at
-    starts = {ident: at + start.middle for ident, start in expected.items()}
+    expected = {} if forecast is None else {run.job: run.starts for run in forecast.jobs if run.starts is not None}
+    made_at = 0.0 if forecast is None else forecast.at
+    starts = {ident: made_at + start.middle for ident, start in expected.items()}
     rows: list[JobRow] = []
-    async for some in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
-        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id), starts.get(job.id)) for job in some]
+    async for batch in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
+        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id), starts.get(job.id)) for job in batch]
     return rows
 
 
@@ -300,7 +300,7 @@ def fold_clusters(rows: Sequence[ClusterRow], limit: int) -> tuple[list[ClusterR
         sizes = Counter(site_of(row.cluster) for row in calm)
         for row in sorted(calm, key=lambda row: site_of(row.cluster)):
             parts[site if sizes[site := site_of(row.cluster)] > 1 else "others"].append(row)
-    return listed[:limit], [{"name": name, "clusters": some, "nodes": sum_counts(some)} for name, some in parts.items()]
+    return listed[:limit], [{"name": name, "clusters": rows, "nodes": sum_counts(rows)} for name, rows in parts.items()]
 
 
 @lru_cache(10_000)

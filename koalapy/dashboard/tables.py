@@ -66,7 +66,7 @@ def time_column(name: str, title: str, attribute: str, **options: Any) -> Column
     get: Callable[[Any], float | None] = attrgetter(attribute)
 
     def html(row: Any, now: float) -> str:
-        return "" if (at := get(row)) is None else render_time(at)
+        return "" if (timestamp := get(row)) is None else render_time(timestamp)
 
     return Column(name, title, lambda row: format_iso_time(get(row)), "nowrap", **({"html": html} | options))
 
@@ -193,7 +193,7 @@ def make_view(
             raise UsageError(f"there is no column {name}", field="columns", value=name, hint=hint)
     columns = [c.name for c in definition.columns if (c.name in query.columns if query.columns else not c.is_optional)]
     chosen = {"columns": list(query.columns)} if query.columns else {}
-    kept = {**page_filter, "sort": query.sort, **chosen}
+    parameters = {**page_filter, "sort": query.sort, **chosen}
     limit = {"limit": query.limit} if query.limit != DEFAULT_ROWS and not path.endswith(".csv") else {}
     return TableView(
         name=definition.name,
@@ -207,8 +207,8 @@ def make_view(
         total=total,
         limit=query.limit,
         is_first=not query.after,
-        next=with_query(path, **kept, **limit, after=next_after) if next_after else "",
-        csv=with_query(f"{path}.csv", **kept, after=query.after),
+        next=with_query(path, **parameters, **limit, after=next_after) if next_after else "",
+        csv=with_query(f"{path}.csv", **parameters, after=query.after),
     )
 
 
@@ -243,8 +243,8 @@ def show_rows(
     column = definition.by_name[sort.removeprefix("-")]
     key = column.sort_key or column.getter
     keyed = [(_sort_value(key(row)), definition.ident(row), row) for row in rows]
-    page, after = cut_page(keyed, query, sort)
-    return page, make_view(definition, query, path, page_filter, shown=len(page), total=len(rows), next_after=after)
+    page, position = cut_page(keyed, query, sort)
+    return page, make_view(definition, query, path, page_filter, shown=len(page), total=len(rows), next_after=position)
 
 
 def _sort_value(value: object) -> Value:
@@ -289,10 +289,10 @@ def link(href: str, text: str) -> str:
     return f'<a href="{escape(href)}">{escape(text)}</a>'
 
 
-def matches_text(words: str, texts: Sequence[str]) -> bool:
+def matches_text(query: str, texts: Sequence[str]) -> bool:
     """Return whether every word occurs in one of the texts, in any case."""
     lower = [text.casefold() for text in texts]
-    return all(any(word in text for text in lower) for word in words.casefold().split())
+    return all(any(word in text for text in lower) for word in query.casefold().split())
 
 
 def fill_table(
@@ -319,10 +319,10 @@ def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str
     """Return the contents of a column's cells as HTML."""
     if (html := column.html) is not None:
         return [html(row, now) for row in rows]
-    values = shown = list(map(column.getter, rows))
+    values = formatted = list(map(column.getter, rows))
     if (show := column.format) is not None:
-        shown = ["" if value is None else show(value) for value in values]
-    texts = ["" if one is None else f"{one:,}" if isinstance(one, int) else str(escape(one)) for one in shown]
+        formatted = ["" if value is None else show(value) for value in values]
+    texts = ["" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(escape(cell)) for cell in formatted]
     if (href := column.href) is None:
         return texts
     cells = zip(rows, values, texts, strict=True)

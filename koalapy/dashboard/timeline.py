@@ -172,12 +172,12 @@ class TimelineLane:
     @property
     def is_used(self) -> bool:
         """Whether jobs or local users had nodes of the lane, or it is drained."""
-        return bool(self.bars or self.drains) or any(one.ours or one.local for one in self.uses)
+        return bool(self.bars or self.drains) or any(use.ours or use.local for use in self.uses)
 
     @property
     def mean_uses(self) -> list[tuple[str, float]]:
         """Return the uses of its nodes with their percentages over the whole time."""
-        sums = {TITLES.get(name, name): sum(getattr(one, name) for one in self.uses) for name in USES}
+        sums = {TITLES.get(name, name): sum(getattr(use, name) for use in self.uses) for name in USES}
         total = sum(sums.values())
         return [(title, 100 * count / total) for title, count in sums.items() if count]
 
@@ -248,16 +248,16 @@ class Timeline:
         free_on_phone = 0.0
         first = self.start if is_relative else ceil(self.start / step) * step
         for number in range(int((self.start + span - first) / step) + 1):
-            at = first + number * step
-            elapsed = f"{round(at - first, 1):g} s" if at - first < 60 else format_duration(at - first)
-            text, x = elapsed if is_relative else format_time(at, self.now), self.x(at)
+            time = first + number * step
+            elapsed = f"{round(time - first, 1):g} s" if time - first < 60 else format_duration(time - first)
+            text, x = elapsed if is_relative else format_time(time, self.now), self.x(time)
             if x + len(text) * LETTER_WIDTH > 100:
-                yield at, x, "", is_relative, False
+                yield time, x, "", is_relative, False
                 continue
             end_on_phone = x + len(text) * PHONE_LETTER_WIDTH
             is_minor = x < free_on_phone or end_on_phone > 100
             free_on_phone = free_on_phone if is_minor else end_on_phone + PHONE_LETTER_WIDTH
-            yield at, x, text, is_relative, is_minor
+            yield time, x, text, is_relative, is_minor
 
     def draw_bars(self, lane: TimelineLane, top: float) -> Markup:
         """Return the bars of a lane as SVG, the first node at the bottom. There may be hundreds, so no template draws
@@ -279,14 +279,14 @@ class Timeline:
         yield f'{opening} aria-label="{escape(f"{name}{attempt}: {bar.text}{ended}")}">'
         middle, colour = f'y="{y + height / 2 + 4:.1f}"', " shared" if bar.is_shared else ""
         for phase in bar.phases:
-            left = self.x(phase.start)
-            width = round(max(MIN_BAR_WIDTH, self.x(phase.end) - left), 2)
-            shape = f'x="{left}%" y="{y:.1f}" width="{width}%" height="{height:.1f}"'
+            x = self.x(phase.start)
+            width = round(max(MIN_BAR_WIDTH, self.x(phase.end) - x), 2)
+            shape = f'x="{x}%" y="{y:.1f}" width="{width}%" height="{height:.1f}"'
             yield f'<rect class="{phase.what}{colour}" {shape}/>'
             inside = phase.what if self.is_of_job else str(bar.job) if phase.what == "running" else ""
             if inside and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(inside) + 1):
                 narrow = " minor" if width < PHONE_LETTER_WIDTH * (len(inside) + 1) else ""
-                yield f'<text class="in{narrow}" x="{left + width / 2:.2f}%" {middle}>{inside}</text>'
+                yield f'<text class="in{narrow}" x="{x + width / 2:.2f}%" {middle}>{inside}</text>'
         if self.is_of_job:
             yield f'<text class="bad" x="{self.x(bar.end)}%" dx="6" {middle}>✕</text></g>' if bar.error else "</g>"
             return
@@ -300,8 +300,8 @@ class Timeline:
     def place_uses(self, lane: TimelineLane) -> tuple[float, float, float, float]:
         """Return the position and width of the use of a lane's nodes, and the part of its paths in minutes."""
         first, end = lane.uses[0].start, min(self.now, lane.uses[-1].start + self.slot_s)
-        left, offset = self.x(max(self.start, first)), max(0.0, self.start - first)
-        return left, self.x(end) - left, offset / 60, max(0.01, (end - first - offset) / 60)
+        x, offset = self.x(max(self.start, first)), max(0.0, self.start - first)
+        return x, self.x(end) - x, offset / 60, max(0.01, (end - first - offset) / 60)
 
     def use_paths(self, lane: TimelineLane) -> list[tuple[str, str]]:
         """Return the outlines of the uses: those of jobs from the bottom, unless bars show them, others from the top.
@@ -326,7 +326,7 @@ def job_timeline(lanes: Sequence[TimelineLane], now: float, expected: Sequence[E
     """Return the timeline of one job, with the expected start of a waiting job."""
     bars = [bar for lane in lanes for bar in lane.bars]
     start = min((bar.start for bar in bars), default=now)
-    end = max([bar.end for bar in bars] + [one.high for one in expected], default=now)
+    end = max([bar.end for bar in bars] + [interval.high for interval in expected], default=now)
     return Timeline(start, end, now, lanes, expected, is_of_job=True)
 
 
@@ -355,17 +355,17 @@ HANGING = ("local", "withheld", "unknown", "down")
 @lru_cache(maxsize=2000)
 def _use_paths(uses: tuple[UseSum, ...], slot_s: int, with_bars: bool) -> list[tuple[str, str]]:
     """Return the outline of each use in percent of the nodes over minutes since the first slot, in drawing order."""
-    totals = [sum(getattr(one, name) for name in USES) or 1 for one in uses]
-    starts, paths = [one.start for one in uses], list[tuple[str, str]]()
+    totals = [sum(getattr(use, name) for name in USES) or 1 for use in uses]
+    starts, paths = [use.start for use in uses], list[tuple[str, str]]()
     for index, name in enumerate(HANGING):
-        if any(getattr(one, name) for one in uses):
+        if any(getattr(use, name) for use in uses):
             depths = [
-                100 * sum(getattr(one, below) for below in HANGING[index:]) / total
-                for one, total in zip(uses, totals, strict=True)
+                100 * sum(getattr(use, below) for below in HANGING[index:]) / total
+                for use, total in zip(uses, totals, strict=True)
             ]
             paths.append((name, _outline(starts, depths, slot_s, 0)))
-    if not with_bars and any(one.ours for one in uses):
-        heights = [100 - 100 * one.ours / total for one, total in zip(uses, totals, strict=True)]
+    if not with_bars and any(use.ours for use in uses):
+        heights = [100 - 100 * use.ours / total for use, total in zip(uses, totals, strict=True)]
         paths.append(("ours", _outline(starts, heights, slot_s, 100)))
     return paths
 

@@ -108,8 +108,8 @@ NODES: Columns = {
 def _format_nodes(answer: Json) -> str:
     parts = [tables.format_columns(NODES, answer["nodes"]) if answer["nodes"] else "no nodes"]
     if answer["problem"]:
-        known = f"; the list is of {format_moment(answer['known_at'])}" if answer["known_at"] else ""
-        parts.append(printable(f"Note: {answer['problem']}{known}."))
+        age = f"; the list is of {format_moment(answer['known_at'])}" if answer["known_at"] else ""
+        parts.append(printable(f"Note: {answer['problem']}{age}."))
     return "\n\n".join(parts)
 
 
@@ -222,8 +222,8 @@ def _format_places(jobs: Sequence[Json]) -> str:
 def _format_jobs(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table of the first jobs, with the number of further ones."""
     table = tables.format_table(head, rows[:MAX_JOBS_SHOWN])
-    more = len(rows) - MAX_JOBS_SHOWN
-    return f"{table}\nand {more} more; --json prints all" if more > 0 else table
+    remaining = len(rows) - MAX_JOBS_SHOWN
+    return f"{table}\nand {remaining} more; --json prints all" if remaining > 0 else table
 
 
 def _count_jobs(count: int) -> str:

@@ -220,7 +220,7 @@ def _follow_measurements(client: Client, started: Json, deadline: float | None, 
                     f"timeout: not measured: {unmeasured}", Exit.TIMEOUT, "the measurements continue; see koala network"
                 )
             measured = [link["under_way"] for link in links if (link["one"], link["other"]) in waiting]
-            if job := next((each["job"] for each in measured if each and each["job"]), None):
+            if job := next((entry["job"] for entry in measured if entry and entry["job"]), None):
                 with suppress(GridError):  # the daemon is away, or the job was removed
                     reporter.update(client.job(job), is_reported=False)
             client.timeouts.sleep(POLL_INTERVAL_S)

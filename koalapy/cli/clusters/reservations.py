@@ -52,13 +52,13 @@ def _format_made(reservation: Json) -> str:
 
 
 COLUMNS: Columns = {
-    "NAME": lambda each: each["name"],
-    "STATE": lambda each: each["state"],
-    "USER": lambda each: ",".join([each["owner"], *each["users"]]),
-    "BEGINS (UTC)": lambda each: format_moment(each["begins_at"]),
-    "ENDS (UTC)": lambda each: format_moment(each["ends_at"]),
-    "NODES": lambda each: ",".join(f"{part['cluster']}:{part['nodes']}" for part in each["parts"]),
-    "REASON": lambda each: each["reason"],
+    "NAME": lambda reservation: reservation["name"],
+    "STATE": lambda reservation: reservation["state"],
+    "USER": lambda reservation: ",".join([reservation["owner"], *reservation["users"]]),
+    "BEGINS (UTC)": lambda reservation: format_moment(reservation["begins_at"]),
+    "ENDS (UTC)": lambda reservation: format_moment(reservation["ends_at"]),
+    "NODES": lambda reservation: ",".join(f"{part['cluster']}:{part['nodes']}" for part in reservation["parts"]),
+    "REASON": lambda reservation: reservation["reason"],
 }
 
 

@@ -61,8 +61,8 @@ def audit_log(
             print(json.dumps(entry) if json_lines else _format_entry(entry))
         if not (page["entries"] or last_id or follow or json_lines):
             filters = (f" of {user}" if user else "") + (f" with the action {action}" if action else "")
-            before = "" if until == "now" else f" and before {until}"
-            print(printable(f"koala: there are no entries{filters} since {since}{before}"), file=sys.stderr)
+            until_text = "" if until == "now" else f" and before {until}"
+            print(printable(f"koala: there are no entries{filters} since {since}{until_text}"), file=sys.stderr)
         last_id = page["next"]
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:

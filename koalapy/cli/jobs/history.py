@@ -73,10 +73,10 @@ def show_history(
     """
     if everyone and user:
         raise GridError("--all and --user cannot be given together", Exit.USAGE, "drop one")
-    for one in state or ():
-        if one not in FINAL_STATES:
-            hint = f"koala queue --state {one} lists these"
-            raise GridError(f"--state is {one}, and the history has only jobs that ended", Exit.USAGE, hint)
+    for job_state in state or ():
+        if job_state not in FINAL_STATES:
+            hint = f"koala queue --state {job_state} lists these"
+            raise GridError(f"--state is {job_state}, and the history has only jobs that ended", Exit.USAGE, hint)
     client = daemon.client()
     mine = True if not user and not everyone else None
     query: Json = {"since": since, "until": until, "mine": mine, "owner": user, "name": name, "cluster": cluster}

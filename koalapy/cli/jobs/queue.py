@@ -69,7 +69,7 @@ def list_jobs(
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site, "array": tasks}
     query |= {"since": since, "until": until}
-    order = sort or (JobSort.NEWEST if any(one.is_final for one in state or ()) else JobSort.QUEUE)
+    order = sort or (JobSort.NEWEST if any(job_state.is_final for job_state in state or ()) else JobSort.QUEUE)
     client = daemon.client()
 
     def request_jobs(client: Client) -> JobListing:
@@ -110,13 +110,13 @@ def list_jobs(
 
 def _request_by_id(client: Client, jobs: list[JobReference]) -> JobListing:
     """Return jobs and started tasks, newest first. Raise ``GridError`` if one is missing."""
-    numbers, found = list(dict.fromkeys(find_jobs(client, jobs))), list[Json]()
+    numbers, rows = list(dict.fromkeys(find_jobs(client, jobs))), list[Json]()
     for start in range(0, len(numbers), MAX_IDS):
         ids = numbers[start : start + MAX_IDS]
-        found += client.list_jobs(len(ids), ids=ids).jobs
-    if missing := sorted(set(numbers) - {job["id"] for job in found}):
+        rows += client.list_jobs(len(ids), ids=ids).jobs
+    if missing := sorted(set(numbers) - {job["id"] for job in rows}):
         raise GridError(f"there is no started {describe_jobs(missing)}", Exit.NOT_FOUND, "see koala show")
-    return JobListing(sorted(found, key=itemgetter("id"), reverse=True), has_more=False)
+    return JobListing(sorted(rows, key=itemgetter("id"), reverse=True), has_more=False)
 
 
 def _describe_no_tasks(client: Client, array: int, states: list[JobState] | None) -> str:

@@ -104,8 +104,8 @@ def read_directives(script: Script, refused: frozenset[str]) -> ScriptOptions:
                 raise GridError(
                     f"{position}: {line[:60]!r} has no blank after {DIRECTIVE}", Exit.USAGE, "put one there"
                 )
-            words = split_words(match[1] or "", position)
-            options = add_words(options, words, position, refused)
+            arguments = split_words(match[1] or "", position)
+            options = add_words(options, arguments, position, refused)
     for number in script.lines_with(DIRECTIVE):
         if number not in numbers:
             print_note(f"{script.name}:{number}: this {DIRECTIVE} line has no effect, since it follows a command")
@@ -125,13 +125,13 @@ def split_words(text: str, position: str) -> list[str]:
         raise GridError(f"{position}: {str(error).lower()}", Exit.USAGE, "close the quotes") from error
 
 
-def add_words(options: ScriptOptions, words: list[str], position: str, refused: frozenset[str]) -> ScriptOptions:
+def add_words(options: ScriptOptions, arguments: list[str], position: str, refused: frozenset[str]) -> ScriptOptions:
     """Return the options with those of one line. Raise ``GridError`` for an unknown, wrong or repeated one."""
-    for word in words:
-        if (name := word.partition("=")[0]) in refused:
+    for argument in arguments:
+        if (name := argument.partition("=")[0]) in refused:
             hint = "give it on the command line"
             raise GridError(f"{position}: {name} is an option of the command, not of the job", Exit.USAGE, hint)
-    values = _parse_words(words, position)
+    values = _parse_words(arguments, position)
     request, job, lines = asdict(options.request), dict(options.job), dict(options.lines)
     export = values.get("export", options.export)
     for name, value in values.items():
@@ -146,11 +146,11 @@ def add_words(options: ScriptOptions, words: list[str], position: str, refused: 
     return ScriptOptions(RequestOptions(**request), job, export, lines)
 
 
-def _parse_words(words: list[str], position: str) -> Json:
+def _parse_words(arguments: list[str], position: str) -> Json:
     """Return the values of the options in a line, by name."""
     command = click_command(DIRECTIVE, _take_options)
     try:
-        context = command.make_context("koala submit", list(words))
+        context = command.make_context("koala submit", list(arguments))
     except click.exceptions.Exit as error:
         raise GridError(f"{position}: --help is no option of a job", Exit.USAGE, "leave it out") from error
     except GridError as error:

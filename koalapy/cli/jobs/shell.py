@@ -107,8 +107,8 @@ def open_shell(
             raise GridError("no job is given", Exit.USAGE, hint)
         job = JobReferenceType().convert(command[0], None, None).find_number(client)
         return _serve_terminal(client, job, command[1:], cluster, node)
-    held = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
-    ident = held["id"]
+    submitted = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
+    ident = submitted["id"]
     from koalapy.client.program_input import ProgramInput
 
     attendant = ProgramInput(client, ident, None, lambda problem: None)

@@ -190,11 +190,11 @@ COMPLETED = {
 }
 """Kinds of completion for the options of these fields."""
 JOB_OPTIONS = {
-    each.name: Annotated[
-        form_of(each.type).type | None,
-        Option(*each.option_names, help=each.field.help, completes=COMPLETED.get(each.name, "")),
+    job_field.name: Annotated[
+        form_of(job_field.type).type | None,
+        Option(*job_field.option_names, help=job_field.field.help, completes=COMPLETED.get(job_field.name, "")),
     ]
-    for each in JOB_FIELDS.values()
+    for job_field in JOB_FIELDS.values()
 }
 
 

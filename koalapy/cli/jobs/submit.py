@@ -120,27 +120,27 @@ def _find_script(
 ) -> "LoadedScript | None":
     """Return the script that a command line names; None for a command, which follows ``--`` or names no file."""
     context = click.get_current_context()
-    word = command[0] if command else ""
-    if context.meta.get(BEFORE_DASHES) == [] or not (os.path.exists(word) or "/" in word or "." in word):
+    script = command[0] if command else ""
+    if context.meta.get(BEFORE_DASHES) == [] or not (os.path.exists(script) or "/" in script or "." in script):
         if translate:
             raise GridError("--translate needs a script", Exit.USAGE, "name one: koala submit --translate job.sh")
         refuse_words_before_dashes()
         return None
     if file is not None:
         hint = "write its options as #KOALA lines of the script"
-        raise GridError(f"the script {word} and --file cannot be given together", Exit.USAGE, hint)
+        raise GridError(f"the script {script} and --file cannot be given together", Exit.USAGE, hint)
     from koalapy.cli.jobs.translation import load_script
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     _note_late_options(command or [], names)
-    return load_script(word, names, request, job, translate=translate, ranks_on=ranks_on)
+    return load_script(script, names, request, job, translate=translate, ranks_on=ranks_on)
 
 
 def _note_late_options(command: list[str], names: set[str]) -> None:
     """Print a note about arguments of a script that are long options of ``koala submit``."""
-    before_dashes = itertools.takewhile(lambda word: word != "--", command[1:])
-    words = dict.fromkeys(word.partition("=")[0] for word in before_dashes if word.startswith("--"))
-    if late := [name for name in words if name in names]:
+    before_dashes = itertools.takewhile(lambda argument: argument != "--", command[1:])
+    used_options = dict.fromkeys(argument.partition("=")[0] for argument in before_dashes if argument.startswith("--"))
+    if late := [name for name in used_options if name in names]:
         are = "is its argument" if len(late) == 1 else "are its arguments"
         print(
             f"koala: {', '.join(late)} after the script {are}; write koala's options before the script",

@@ -98,9 +98,9 @@ class Directive:
         except Unclear as reason:
             self.reject(reason)
 
-    def resolve(self, words: Iterable[str], remark: str = "") -> None:
+    def resolve(self, arguments: Iterable[str], remark: str = "") -> None:
         """Set the meaning that the option has together with other lines."""
-        self.words, self.remark, self.is_understood, self.ranks = [*words], remark, True, 0
+        self.words, self.remark, self.is_understood, self.ranks = [*arguments], remark, True, 0
 
     def reject(self, reason: Unclear | str) -> None:
         self.words, self.remark, self.is_understood = [], str(reason), False
@@ -217,9 +217,9 @@ def _check_mail(directives: Iterable[Directive]) -> None:
 def _refuse_parts(entries: list[Directive]) -> dict[str, Directive]:
     """Return the options of a job of Slurm by name. Reject a heterogeneous one, and return those of its first part."""
     borders = [index for index, entry in enumerate(entries) if entry.name in ("hetjob", "packjob")]
-    first, *others = [entries[begin:end] for begin, end in zip([0, *borders], [*borders, None], strict=True)]
-    sizes = ",".join(next((e.value for e in part if e.name == "--nodes"), "1") for part in (first, *others))
-    for border, *part in others:
+    first, *later_parts = [entries[begin:end] for begin, end in zip([0, *borders], [*borders, None], strict=True)]
+    sizes = ",".join(next((e.value for e in part if e.name == "--nodes"), "1") for part in (first, *later_parts))
+    for border, *part in later_parts:
         border.reject(
             f"a script runs on the nodes of all parts: write #KOALA --nonfixed {sizes} in place of their lines, and "
             "start the program of each by mpirun --cluster, with the clusters of $KOALA_CLUSTER_LIST"
@@ -295,9 +295,9 @@ def _choose_nodes(entry: Directive, ranks_on: str) -> None:
         entry.resolve(["--flexible", str(nodes), "--ppn", str(ranks_of_node)], f"--ranks-on {ranks_on}")
 
 
-def _number_after(option: str, words: list[str]) -> int:
+def _number_after(option: str, arguments: list[str]) -> int:
     """Return the number of an option in the words of a request; 1 if it is missing."""
-    return int(words[words.index(option) + 1]) if option in words else 1
+    return int(arguments[arguments.index(option) + 1]) if option in arguments else 1
 
 
 def _combine_queues(directives: Mapping[str, Directive], size: tuple[int, int]) -> None:
@@ -315,13 +315,13 @@ def _combine_queues(directives: Mapping[str, Directive], size: tuple[int, int]) 
     if "-e" in directives and "-j" in directives and directives["-j"].value not in ("n", "no"):
         directives["-e"].resolve([], "errors are in the output, by -j")
     sizes = [directives[key] for key in SIZES if key in directives]
-    words = sizes[0].words if sizes else ["--flexible", "1"]
+    arguments = sizes[0].words if sizes else ["--flexible", "1"]
     for key, entry in directives.items():
         of_slot = key.removeprefix("-l ") in ("h_vmem", "s_vmem", "mem_free", "m_mem_free", "virtual_free", "vf") or (
             key == "-l mem" and entry.prefix == QSUB
         )
-        nodes, ranks = size[0] or _number_after("--flexible", words), size[1] or _number_after("--ppn", words)
-        if words and (of_slot or key in ("-l mem", "-l pmem")):
+        nodes, ranks = size[0] or _number_after("--flexible", arguments), size[1] or _number_after("--ppn", arguments)
+        if arguments and (of_slot or key in ("-l mem", "-l pmem")):
             kind = "memory of Grid Engine" if of_slot else "memory of PBS"
             factor, divisor = (1, nodes) if kind == "memory of PBS" and key == "-l mem" else (ranks, 1)
             _resolve_amount(entry, kind, split_resource(entry.value)[1], factor, divisor)
@@ -352,22 +352,22 @@ def note_foreign_lines(script: Script) -> None:
     systems |= {prefix: (system, NO_LINES.format(system=system)) for prefix, system in UNTRANSLATED.items()}
     for prefix, (system, hint) in systems.items():
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
-            what = f"{prefix} for {system}"
-            lines = f"1 line {what}, which has" if count == 1 else f"{count} lines {what}, which have"
+            origin = f"{prefix} for {system}"
+            lines = f"1 line {origin}, which has" if count == 1 else f"{count} lines {origin}, which have"
             print_note(f"{script.name} has {lines} no effect: {hint}")
 
 
 def _read_line(number: int, text: str, name: str) -> list[Directive]:
     """Return the options of a line of another system; nothing for a line of none."""
     prefix = text.split(None, 1)[0] if text else ""
-    prefix = next((known for known in OPTIONS if text.startswith(f"{known}-")), prefix)  # no blank is needed
+    prefix = next((key for key in OPTIONS if text.startswith(f"{key}-")), prefix)  # no blank is needed
     if prefix in UNTRANSLATED:
         reason = NO_LINES.format(system=UNTRANSLATED[prefix])
         return [Directive(number, prefix, text.removeprefix(prefix).strip(), "", remark=reason, is_understood=False)]
     if prefix not in OPTIONS:
         return []
-    words = split_words(text[len(prefix) :], f"{name}:{number}")
-    pairs = _split_slurm(words) if prefix == SBATCH else _split_letters(words, prefix)
+    arguments = split_words(text[len(prefix) :], f"{name}:{number}")
+    pairs = _split_slurm(arguments) if prefix == SBATCH else _split_letters(arguments, prefix)
     directives = [Directive(number, prefix, option, value) for option, value in pairs]
     for entry in directives:
         entry.translate()
@@ -380,39 +380,39 @@ QUOTED_COMMA = re.compile(r"[,=\s\"']\w+=([\"'])[^\"']*,|\\,")
 """A value of a list of variables with a comma in quotes or after a backslash."""
 
 
-def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
+def _split_slurm(arguments: list[str]) -> list[tuple[str, str]]:
     """Return the options of a Slurm line under their long names, each with its value."""
     pairs = []
-    while words:
-        word, words = words[0], words[1:]
-        name, equals, value = word.partition("=")
-        if not word.startswith("--") and word.startswith("-"):
-            name, value = word[:2], word[2:].removeprefix("=")
+    while arguments:
+        argument, arguments = arguments[0], arguments[1:]
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("--") and argument.startswith("-"):
+            name, value = argument[:2], argument[2:].removeprefix("=")
         matches = {o.names[0]: o for long, o in OPTIONS[SBATCH].items() if name[2:] and long.startswith(name)}
         option = OPTIONS[SBATCH].get(name) or (next(iter(matches.values())) if len(matches) == 1 else None)
         if option is not None and option.flag and not equals:
-            value, words = "", [f"-{value}", *words] if value else words  # as in -vN4
-        elif not equals and not value and words and not words[0].startswith("-"):
-            value, words = words[0], words[1:]
+            value, arguments = "", [f"-{value}", *arguments] if value else arguments  # as in -vN4
+        elif not equals and not value and arguments and not arguments[0].startswith("-"):
+            value, arguments = arguments[0], arguments[1:]
         pairs.append((option.names[0] if option else name, value))
     return pairs
 
 
-def _split_letters(words: list[str], prefix: str) -> list[tuple[str, str]]:
+def _split_letters(arguments: list[str], prefix: str) -> list[tuple[str, str]]:
     """Return the options of a line of Grid Engine, PBS or LSF, each with its values, and one for each resource."""
     pairs: list[tuple[str, str]] = []
-    while words:
-        word = words.pop(0)
-        is_joined = word[2:] and (prefix == PBS_LINE or (prefix == BSUB and word[2].isdigit()))
-        if re.match(r"-?\d|[^-]", word) and pairs:
+    while arguments:
+        argument = arguments.pop(0)
+        is_joined = argument[2:] and (prefix == PBS_LINE or (prefix == BSUB and argument[2].isdigit()))
+        if re.match(r"-?\d|[^-]", argument) and pairs:
             option, value = pairs[-1]
-            pairs[-1] = option, f"{value} {word}".strip()
-        elif is_joined and word[:2] in OPTIONS[prefix]:  # as in -lwalltime=60
-            is_flag = OPTIONS[prefix][word[:2]].flag
-            pairs.append((word[:2], "" if is_flag else word[2:]))
-            words[:0] = [f"-{word[2:]}"] if is_flag else []
+            pairs[-1] = option, f"{value} {argument}".strip()
+        elif is_joined and argument[:2] in OPTIONS[prefix]:  # as in -lwalltime=60
+            is_flag = OPTIONS[prefix][argument[:2]].flag
+            pairs.append((argument[:2], "" if is_flag else argument[2:]))
+            arguments[:0] = [f"-{argument[2:]}"] if is_flag else []
         else:
-            pairs.append((word, ""))
+            pairs.append((argument, ""))
     separate = {"-l": r"[^,]+", "-R": r"\w+\[[^\]]*\]|\S+"}
     return [(o, part) for o, value in pairs for part in (re.findall(separate.get(o, r"(?s).+"), value) or [""])]
 
@@ -484,17 +484,17 @@ def _find_srun_options(script: Script, systems: Iterable[str]) -> Iterator[tuple
     """Yield each option of ``srun`` that a translated script does not have, with a remedy."""
     for number, line in _commands_of(script) if SLURM in systems else ():
         for match in re.finditer(COMMAND % "srun", line):
-            words = iter(line[match.end() :].split())
-            for word in words:
-                if not word.startswith("-"):
+            arguments = iter(line[match.end() :].split())
+            for option in arguments:
+                if not option.startswith("-"):
                     break
-                name = word.partition("=")[0] if word.startswith("--") else SRUN_SHORT.get(word[:2], word[:2])
+                name = option.partition("=")[0] if option.startswith("--") else SRUN_SHORT.get(option[:2], option[:2])
                 if name not in SRUN_OPTIONS:
                     yield number, f"srun has no {name} in a translated script: use koala mpirun, or leave it out"
                     break
-                value = word.partition("=")[2]
-                if name not in SRUN_FLAGS and "=" not in word and (word.startswith("--") or len(word) == 2):
-                    value = next(words, "")
+                value = option.partition("=")[2]
+                if name not in SRUN_FLAGS and "=" not in option and (option.startswith("--") or len(option) == 2):
+                    value = next(arguments, "")
                 if name == "--export" and value.strip("\"'").split(",")[0] != "ALL":
                     yield number, "srun has only --export=ALL in a translated script: use that, or leave it out"
 
@@ -527,10 +527,10 @@ class LoadedScript:
             PBS: (name, folder, host),
             LSF: (folder, host, *array[1:]),
         }
-        own = [system for system in self.systems if system in values]
-        pairs = [pair for system in own for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
-        words = " ".join(own if options.get("workdir") else self.systems)
-        return {TRANSLATED: words} | {n: str(value) for n, value in pairs if value is not None}
+        systems = [system for system in self.systems if system in values]
+        pairs = [pair for system in systems for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
+        names = " ".join(systems if options.get("workdir") else self.systems)
+        return {TRANSLATED: names} | {n: str(value) for n, value in pairs if value is not None}
 
     def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
         """Return the options of the script as those of the command line override them, and the lines of its own."""

@@ -360,8 +360,8 @@ def _report_failed_tasks(client: Client, array: int) -> None:
     for task in reversed(client.list_jobs(MAX_PAGE_SIZE, array=array, state=["failed"]).jobs):
         tasks_of[task["reason"]].append(name_of(task))
     for reason, names in list(tasks_of.items())[:MAX_SHOWN_REASONS]:
-        more = f" and {len(names) - MAX_SHOWN_IDS} more" if len(names) > MAX_SHOWN_IDS else ""
-        line = f"{', '.join(names[:MAX_SHOWN_IDS])}{more}: {reason}"
+        suffix = f" and {len(names) - MAX_SHOWN_IDS} more" if len(names) > MAX_SHOWN_IDS else ""
+        line = f"{', '.join(names[:MAX_SHOWN_IDS])}{suffix}: {reason}"
         print(f"koala: {printable(line)}", file=sys.stderr)
 
 

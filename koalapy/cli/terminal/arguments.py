@@ -156,21 +156,21 @@ class _Command(click.Command):
     """A command with usage errors that name the command for the help page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = list(args)
+        arguments = list(args)
         try:
             parsed = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from koalapy.cli.terminal.foreign_options import explain_option
 
-            if answer := explain_option(ctx.command_path, error.option_name, words):
+            if answer := explain_option(ctx.command_path, error.option_name, arguments):
                 raise GridError(answer, Exit.USAGE) from error
             error.ctx = error.ctx or ctx
             raise
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
-        rest = next((ctx.params[p.name] for p in self.params if p.nargs == -1 and p.name in ctx.params), None) or ()
-        ctx.meta[BEFORE_DASHES] = _list_words_before_dashes(words, rest, is_parsed=ctx.allow_interspersed_args)
+        values = next((ctx.params[p.name] for p in self.params if p.nargs == -1 and p.name in ctx.params), None) or ()
+        ctx.meta[BEFORE_DASHES] = _list_words_before_dashes(arguments, values, is_parsed=ctx.allow_interspersed_args)
         return parsed
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -181,15 +181,15 @@ class _Command(click.Command):
             raise
 
 
-def _list_words_before_dashes(words: list[str], rest: Sequence[object], *, is_parsed: bool) -> list[str] | None:
+def _list_words_before_dashes(arguments: list[str], values: Sequence[object], *, is_parsed: bool) -> list[str] | None:
     """Return the words of a list argument before the ``--`` of a command line; None without one.
 
-    ``rest``: all words of the argument. ``is_parsed``: options may follow its first word, and it lacks the ``--``.
+    ``values``: all words of the argument. ``is_parsed``: options may follow its first word, and it lacks the ``--``.
     """
-    texts = [str(word) for word in rest]
+    texts = [str(value) for value in values]
     if is_parsed:
-        return texts[: len(rest) - len(words) + words.index("--") + 1] if "--" in words else None
-    if words[: len(words) - len(rest)][-1:] == ["--"]:
+        return texts[: len(values) - len(arguments) + arguments.index("--") + 1] if "--" in arguments else None
+    if arguments[: len(arguments) - len(values)][-1:] == ["--"]:
         return []
     return texts[: texts.index("--")] if "--" in texts else None
 

@@ -32,8 +32,8 @@ class UnknownNodes(Unclear):
 
     def __init__(self, count: int, kind: str) -> None:
         fitting = f"--flexible {count} --ppn 1 for a node for each rank, or --flexible 1 --ppn {count} for one node"
-        own = f"write #KOALA {fitting}, or give --ranks-on each-node or one-node"
-        super().__init__(f"{count} {kind} do not say how many nodes: {own}")
+        remedy = f"write #KOALA {fitting}, or give --ranks-on each-node or one-node"
+        super().__init__(f"{count} {kind} do not say how many nodes: {remedy}")
         self.count = count
 
 
@@ -140,19 +140,19 @@ def _translate_nodes(value: str, _: str) -> Translation:
         raise Unclear(SEVERAL_SIZES)
     if not nodes.isdecimal():
         raise Unclear("the cluster chooses the nodes: use nodes=NUMBER")
-    words, remark = _translate_number(nodes, "--flexible")
+    arguments, remark = _translate_number(nodes, "--flexible")
     ranks = "1"
     for text in properties:
         name, equals, amount = text.partition("=")
         if name == "ppn":
             ranks = amount
         elif name == "gpus":
-            words += _translate_gpus(amount, "")[0]
+            arguments += _translate_gpus(amount, "")[0]
         elif equals:
             raise Unclear(NO_RESOURCE.format(text))
         else:
-            words += ["--feature", name]
-    return [*words, *_translate_number(ranks, "--ppn")[0]], remark
+            arguments += ["--feature", name]
+    return [*arguments, *_translate_number(ranks, "--ppn")[0]], remark
 
 
 def _translate_chunks(value: str, _: str) -> Translation:
@@ -161,20 +161,20 @@ def _translate_chunks(value: str, _: str) -> Translation:
         raise Unclear(SEVERAL_SIZES)
     chunks, *texts = value.split(":")
     resources = dict(split_resource(text) for text in texts)
-    words = _translate_number(chunks, "--flexible")[0]
+    arguments = _translate_number(chunks, "--flexible")[0]
     cpus, ranks = resources.pop("ncpus", "1"), resources.pop("mpiprocs", "1")
-    words += _translate_number(ranks, "--ppn")[0]
+    arguments += _translate_number(ranks, "--ppn")[0]
     _translate_number(cpus, "")
     threads = resources.pop("ompthreads", "") or str(max(1, int(cpus) // int(ranks)))
     if threads != "1":
-        words += _translate_number(threads, "--cpus-per-rank")[0]
+        arguments += _translate_number(threads, "--cpus-per-rank")[0]
     if memory := resources.pop("mem", ""):
-        words += VALUES["memory of PBS"](memory, "")[0]
+        arguments += VALUES["memory of PBS"](memory, "")[0]
     if gpus := resources.pop("ngpus", ""):
-        words += _translate_gpus(gpus, "")[0]
+        arguments += _translate_gpus(gpus, "")[0]
     if resources:
         raise Unclear(NO_RESOURCE.format("=".join(next(iter(resources.items())))))
-    return words, "a node for each chunk"
+    return arguments, "a node for each chunk"
 
 
 def _translate_lsf_name(value: str, use: str) -> Translation:
@@ -182,11 +182,11 @@ def _translate_lsf_name(value: str, use: str) -> Translation:
     match = re.fullmatch(r"([^\[\]]*)(?:\[([^\]]*)\](?:%(\d+))?)?", value)
     if match is None or not (match[1] or match[2]):
         raise Unclear("give a name, or a name and the indices of an array, as name[1-10]")
-    words = [use, match[1]] if match[1] else []
+    arguments = [use, match[1]] if match[1] else []
     if match[2]:
-        words += _translate_indices(match[2], "--array")[0]
-        words[-1] += f"%{match[3]}" if match[3] else ""
-    return words, ""
+        arguments += _translate_indices(match[2], "--array")[0]
+        arguments[-1] += f"%{match[3]}" if match[3] else ""
+    return arguments, ""
 
 
 def _translate_indices(value: str, use: str) -> Translation:
@@ -222,12 +222,12 @@ def _translate_new_file(value: str, use: str) -> Translation:
 def _translate_partition(value: str, use: str) -> Translation:
     if not value:
         raise Unclear("its value is missing")
-    first, *others = re.split(r"[,\s]+", value)
+    first, *other_names = re.split(r"[,\s]+", value)
     if re.search(r"[@*?!&|]", first):
         raise Unclear(
             "koalapy takes the name of one partition: use --partition, or leave it out so that koalapy chooses"
         )
-    if others:
+    if other_names:
         raise Unclear(f"koalapy takes one partition: use --partition {first}, or leave it out so that koalapy chooses")
     return [use, first], ""
 
@@ -275,7 +275,7 @@ def _translate_gpus(value: str, _: str) -> Translation:
 def _translate_constraint(value: str, _: str) -> Translation:
     if not re.fullmatch(r"[\w.+-]+(&[\w.+-]+)*", value):
         raise Unclear("koalapy has no alternatives of features: use --feature with each that is needed")
-    return [word for name in value.split("&") for word in ("--feature", name)], ""
+    return [argument for name in value.split("&") for argument in ("--feature", name)], ""
 
 
 def _translate_memory(value: str, unit: str, decimal: str = "") -> Translation:
@@ -294,10 +294,10 @@ def _translate_mail(names: Sequence[str], events: Mapping[str, Sequence[str]]) -
     """Return the mails for the events that another system has under these names."""
     names = [name.strip() for name in names]
     if unknown := sorted(set(names) - events.keys()):
-        known = [name for name, kinds in events.items() if len(kinds) == 1]
-        raise Unclear(f"koalapy sends no mail about {', '.join(unknown)}: use {', '.join(known)}")
+        supported = [name for name, kinds in events.items() if len(kinds) == 1]
+        raise Unclear(f"koalapy sends no mail about {', '.join(unknown)}: use {', '.join(supported)}")
     chosen = dict.fromkeys(event for name in names for event in events[name])
-    return [word for event in chosen for word in ("--mail-type", event)], "" if chosen else "no mail"
+    return [argument for event in chosen for argument in ("--mail-type", event)], "" if chosen else "no mail"
 
 
 def _translate_signal(value: str, _: str) -> Translation:
@@ -311,10 +311,10 @@ def _translate_export(value: str, _: str) -> Translation:
     if not value:
         raise Unclear("its value is missing")
     names = [name.strip() for name in value.split(",") if name.upper() not in ("NONE", "NIL")]
-    others = [name for name in names if name.upper() != "ALL"]
+    variables = [name for name in names if name.upper() != "ALL"]
     if not names:
         return [], "koalapy does so by default"
-    return ["--export", ",".join(others if len(others) == len(names) else ["ALL", *others])], ""
+    return ["--export", ",".join(variables if len(variables) == len(names) else ["ALL", *variables])], ""
 
 
 def _translate_switches(value: str, _: str) -> Translation:
@@ -353,7 +353,7 @@ VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "signal": _translate_signal,
     "export": _translate_export,
     "switches": _translate_switches,
-    "variables": lambda value, _: ([word for name in value.split(",") for word in ("--env", name)], ""),
+    "variables": lambda value, _: ([argument for name in value.split(",") for argument in ("--env", name)], ""),
     "restarts": lambda value, _: (
         ([], "koalapy does so by default") if value[:1] == "y" else (["--max-restarts", "0"], "")
     ),
@@ -385,14 +385,14 @@ def explain_option(command: str, option: str, arguments: Sequence[str]) -> str:
     """
     systems = FOREIGN_OPTIONS.get(command, {})
     names = {name for options in systems.values() for entry in options for name in entry.names}
-    for index, word in enumerate(arguments):
-        if word == "--":
+    for index, argument in enumerate(arguments):
+        if argument == "--":
             break
-        name, equals, value = word.partition("=")
+        name, equals, value = argument.partition("=")
         if not name.startswith(option):
             continue
         if name not in names and not option.startswith("--"):
-            name, value = option, word[len(option) :]
+            name, value = option, argument[len(option) :]
         if name in names:
             if not equals and not value and index + 1 < len(arguments) and not arguments[index + 1].startswith("-"):
                 value = arguments[index + 1]

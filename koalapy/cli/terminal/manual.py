@@ -55,10 +55,10 @@ def format_pages(name: str, root: click.Command, version: str) -> dict[str, str]
     pages = {f"{name}.1": format_manual(name, root, version)}
     if isinstance(root, click.Group):
         context = click.Context(root, info_name=name)
-        for word in root.list_commands(context):
-            command = root.get_command(context, word)
+        for subcommand in root.list_commands(context):
+            command = root.get_command(context, subcommand)
             assert command is not None
-            pages[f"{name}-{word}.1"] = _format_command_page(f"{name} {word}", command, version)
+            pages[f"{name}-{subcommand}.1"] = _format_command_page(f"{name} {subcommand}", command, version)
     return pages
 
 

@@ -72,8 +72,8 @@ def cluster_page(cluster: Json) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters_table([cluster])], cluster["details"]
     if classes := details.get("node_classes"):
-        shown = {name: cell for name, cell in PROPERTIES.items() if any(cell(c) != "-" for c in classes)}
-        parts.append(format_columns({**CLASSES, **shown}, classes))
+        properties = {name: cell for name, cell in PROPERTIES.items() if any(cell(c) != "-" for c in classes)}
+        parts.append(format_columns({**CLASSES, **properties}, classes))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
         capacity_text = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"

@@ -113,10 +113,10 @@ class Budgets:
                 self._note_overrun(cluster, use)
             await asyncio.sleep(min(debt, MAX_PAUSE_S))
 
-    def _debt(self, cluster: ClusterName, use: Use, more: float = 0.0) -> float:
-        """Return the seconds until a cluster may use ``more``; 0 or less if it may now."""
+    def _debt(self, cluster: ClusterName, use: Use, amount: float = 0.0) -> float:
+        """Return the seconds until a cluster may use ``amount``; 0 or less if it may now."""
         now, (rate, at_once) = self._clock(), ALLOWANCES[use]
-        return max(now, self._spent_until.get((cluster, use), now)) + (more - at_once) / rate - now
+        return max(now, self._spent_until.get((cluster, use), now)) + (amount - at_once) / rate - now
 
     def _note_overrun(self, cluster: ClusterName, use: Use) -> None:
         now, overrun = self._clock(), self._overruns.get(cluster)

@@ -69,10 +69,10 @@ def compare_versions(version: str, with_version: str) -> str:
     if version == with_version:
         return "same"
     try:
-        one, other = ([int(part) for part in text.split(".")] for text in (version, with_version))
+        first, second = ([int(part) for part in text.split(".")] for text in (version, with_version))
     except ValueError:
         return "other"
-    return "older" if one < other else "newer"
+    return "older" if first < second else "newer"
 
 
 class OtherProtocol(UsageError):

@@ -163,8 +163,8 @@ class NodeLists:
             answer = _NODE_LIST.validate_python(payload)
         except (SiteError, ValidationError) as error:
             problem = error.message if isinstance(error, SiteError) else "its agent's answer is not valid"
-            before = self._known.get(cluster, KnownNodes())
-            self._known[cluster] = KnownNodes(before.nodes, before.known_at, problem)
+            previous = self._known.get(cluster, KnownNodes())
+            self._known[cluster] = KnownNodes(previous.nodes, previous.known_at, problem)
         else:
             self._known[cluster] = KnownNodes(answer.nodes, self._clock() - answer.age)
 
@@ -200,8 +200,8 @@ async def list_visible_nodes(
     Operators see all nodes that the resource manager lists, other users only those of components. They see neither the
     names of nodes nor the owner of a job that they may not see in full.
     """
-    known = await lists.list_nodes(name) if caller.has_role(Role.OPERATOR) else KnownNodes()
-    return _join_nodes(queries.grid[name], known, queries, caller), known
+    listing = await lists.list_nodes(name) if caller.has_role(Role.OPERATOR) else KnownNodes()
+    return _join_nodes(queries.grid[name], listing, queries, caller), listing
 
 
 def _join_nodes(cluster: ClusterStatus, known: KnownNodes, queries: Queries, caller: Identity) -> list[NodeRow]:
@@ -210,9 +210,9 @@ def _join_nodes(cluster: ClusterStatus, known: KnownNodes, queries: Queries, cal
     # Without names of classes, a single class applies to all nodes.
     only_class = cluster.nodes.node_classes[0] if len(cluster.nodes.node_classes) == 1 else None
 
-    def make_row(name: str, state: str, class_name: str, reason: str, held: tuple[Job, Component] | None) -> NodeRow:
+    def make_row(name: str, state: str, class_name: str, reason: str, holder: tuple[Job, Component] | None) -> NodeRow:
         node_class = classes.get(class_name, only_class)
-        job, component = held or (None, None)
+        job, component = holder or (None, None)
         return NodeRow(
             name,
             state if component is None else component.state,

@@ -80,11 +80,11 @@ class Alerts:
         return alerts
 
     async def mark(
-        self, alerts: Sequence[Alert], action: MarkAction, by: str, reason: str, duration: float
+        self, alerts: Sequence[Alert], action: MarkAction, author: str, reason: str, duration: float
     ) -> Sequence[Alert]:
         """Acknowledge or silence alerts for ``duration`` seconds; return them with their marks."""
         now = self._clock()
-        marks = [AlertMark(alert.kind, alert.target, action, by, now, now + duration, reason) for alert in alerts]
+        marks = [AlertMark(alert.kind, alert.target, action, author, now, now + duration, reason) for alert in alerts]
         await self._save_marks(marks, ())
         self._marks.update({mark.key: mark for mark in marks})
         return [replace(alert, mark=self._marks[alert.key]) for alert in alerts]

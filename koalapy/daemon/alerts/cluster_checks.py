@@ -170,17 +170,17 @@ def describe_common_loss(
     if 2 * len(lost) > len(clusters):
         cause = "the daemon's network is the likely cause"
         remedy = "look at the network of the daemon's host: its routes and firewall, and whether head nodes reach it"
-    what = f"{number} agents were lost within {max(1, ceil(max(times) - min(times)))} s: {cause}"
+    summary = f"{number} agents were lost within {max(1, ceil(max(times) - min(times)))} s: {cause}"
     jobs = {parse_token(token).job for cluster in lost for token in cluster.nodes.live}
     if not jobs:
-        return f"{what}; no jobs have nodes there", remedy
+        return f"{summary}; no jobs have nodes there", remedy
     nodes = format_nodes(sum(sum(cluster.nodes.live.values()) for cluster in lost))
     stake = f"1 job holds {nodes} there" if len(jobs) == 1 else f"{len(jobs)} jobs hold {nodes} there"
-    ends = [at for cluster in lost if (at := cluster.contact.lost_by) is not None]
+    ends = [end for cluster in lost if (end := cluster.contact.lost_by) is not None]
     until = ""
     if ends and isfinite(max(ends)):
         until = f"; all restart by {format_time(max(ends), now)} UTC, when their leases and walltimes are over"
-    return f"{what}; {stake}{until}", remedy
+    return f"{summary}; {stake}{until}", remedy
 
 
 def _restart_remedy(name: ClusterName) -> str:

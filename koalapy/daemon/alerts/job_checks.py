@@ -91,7 +91,7 @@ class JobChecks:
             waiting = self._queries.job(ident)
             if waiting is None or _wait_of(waiting) != (since, ident):
                 continue
-            overtaking_jobs = [other for other in self._active.values() if _has_overtaken(other, waiting, since)]
+            overtaking_jobs = [job for job in self._active.values() if _has_overtaken(job, waiting, since)]
             if not overtaking_jobs:
                 continue
             awaited, drained = find_awaited_clusters(self._queries, waiting)

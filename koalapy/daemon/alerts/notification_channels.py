@@ -183,8 +183,8 @@ class Mail:
 
 def _describe_answer(code: int, text: bytes | str) -> str:
     """Return an answer of a mail server in one line, such as ``SMTP 550 no such user``."""
-    words = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return f"SMTP {code} {to_line(words)}".strip()[:MAX_ANSWER_LENGTH]
+    message = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return f"SMTP {code} {to_line(message)}".strip()[:MAX_ANSWER_LENGTH]
 
 
 def _build_message(notification: Notification, sender: str) -> EmailMessage:

@@ -237,9 +237,9 @@ class DatabaseMonitor:
         running.add_done_callback(lambda _: self._writing.pop(writer, None))
         used = 0.0
         while not (await asyncio.wait({running}, timeout=SLOW_AFTER_S))[0]:
-            before, used = used, time.clock_gettime(clocks[0]) if clocks else 0.0
-            earlier = takewhile(lambda other: other != writer, self._writing)
-            if used - before < MIN_WORK_S and not any(other not in self._problems for other in earlier):
+            used_before, used = used, time.clock_gettime(clocks[0]) if clocks else 0.0
+            earlier = takewhile(lambda name: name != writer, self._writing)
+            if used - used_before < MIN_WORK_S and not any(name not in self._problems for name in earlier):
                 on_silence()
         return running.result()
 

@@ -173,10 +173,10 @@ class Forecasts:
         check_drain_times(begin, end, self._clock())
         now, running, bound, waiting = self._clock(), dict[JobId, JobThere](), list[JobThere](), 0
         for token, nodes in self._queries.grid[cluster].nodes.live.items():
-            if (there := self._queries.find(token)) is not None:
-                job = there[0]
-                before = running[job.id].nodes if job.id in running else 0
-                running[job.id] = JobThere(job.id, job.spec.owner, before + nodes, _remaining_walltime(job, now))
+            if (match := self._queries.find(token)) is not None:
+                job = match[0]
+                counted = running[job.id].nodes if job.id in running else 0
+                running[job.id] = JobThere(job.id, job.spec.owner, counted + nodes, _remaining_walltime(job, now))
         for job in self._queries.jobs():
             if job.state is JobState.QUEUED:
                 waiting += 1
@@ -189,7 +189,7 @@ class Forecasts:
                 for ident in sorted(running)
                 if begin is None or (within := running[ident].ends_within) is None or now + within > begin
             ),
-            tuple(sorted(bound, key=lambda there: there.job)),
+            tuple(sorted(bound, key=lambda entry: entry.job)),
             waiting,
             begin,
             end,

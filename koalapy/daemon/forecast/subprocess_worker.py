@@ -57,7 +57,7 @@ async def run_in_subprocess(
     has a parameter of this name, and calls of it with JSON values are repeated here. Raise ``BusyError`` if it takes
     too long or was killed, ``RuntimeError`` if it fails.
     """
-    names = [f"{each.__module__}:{each.__qualname__}" for each in (function, *functions)]
+    names = [f"{target.__module__}:{target.__qualname__}" for target in (function, *functions)]
     command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", "" if report is None else "report", *names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     # A socket, because another process of this account could open the child's pipes through ``/proc/PID/fd``.

@@ -50,7 +50,7 @@ class BulkActions:
         warn: bool = False,
     ) -> Sequence[ActionResult]:
         """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
-        given, reason = reason, reason or f"cancelled by {caller.user}"
+        given_reason, reason = reason, reason or f"cancelled by {caller.user}"
 
         def make_event(job: Job) -> Event:
             return JobCancelled(job.id, reason, caller.user, warn)
@@ -60,7 +60,7 @@ class BulkActions:
             return JobCancelled(array, reason, caller.user, warn, indices)
 
         return await self._act_on_jobs(
-            jobs, caller, make_event, expected, given, target=JobState.CANCELLED, change_pending=cancel_pending
+            jobs, caller, make_event, expected, given_reason, target=JobState.CANCELLED, change_pending=cancel_pending
         )
 
     async def hold_jobs(

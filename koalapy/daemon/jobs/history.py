@@ -155,9 +155,9 @@ class History:
             reject("since", since, f"is {since}, which is after until, {until}", "give the earlier time as since")
         return start, end
 
-    async def list_ended(self, which: HistoryFilter) -> HistoryPage:
+    async def list_ended(self, history_filter: HistoryFilter) -> HistoryPage:
         """Return a page of ended jobs of users."""
-        return await query(self._store.ended_page, which)
+        return await query(self._store.ended_page, history_filter)
 
     async def count_outcomes(self, since: float, until: float, slot_s: float) -> list[tuple[int, str, int]]:
         """Return the number of ended jobs by slot and final state; see ``HistoryStore.count_outcomes``."""
@@ -177,10 +177,10 @@ class History:
         now, slots = self._clock(), ceil((until - since) / slot_s - 1e-6)
         active = [job for job in self._jobs() if job.state.is_active and job.attempt and not job.spec.internal]
         uses = [
-            NodeUse(job.spec.owner, one.size, one.claimed_at, one.ended_at or now)
+            NodeUse(job.spec.owner, component.size, component.claimed_at, component.ended_at or now)
             for job in active
-            for one in (job.attempt.components if job.attempt else ())
-            if one.claimed_at is not None and (not owners or job.spec.owner in owners)
+            for component in (job.attempt.components if job.attempt else ())
+            if component.claimed_at is not None and (not owners or job.spec.owner in owners)
         ]
 
         def sum_up(ended: Sequence[NodeUse]) -> dict[str, list[float]]:

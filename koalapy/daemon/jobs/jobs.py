@@ -285,9 +285,9 @@ class Jobs:
 
     async def list_related(self, job: Job) -> RelatedJobs:
         """Return the jobs that a job depends on, and the unfinished ones that depend on it."""
-        named = [dependency.job for clause in job.spec.after for dependency in clause]
+        required = [dependency.job for clause in job.spec.after for dependency in clause]
         dependents = self._queries.dependents_of(job.id)
-        return list_related(job, dependents, await self.get_many([*named, *dependents]))
+        return list_related(job, dependents, await self.get_many([*required, *dependents]))
 
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
@@ -320,8 +320,8 @@ class Jobs:
         """Return the existing jobs of these ids in their order. Ended jobs are summaries."""
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
         by_id: dict[JobId, Job] = {}
-        async for some in iterate_in_slices(ids):
-            by_id |= {ident: job for ident in some if (job := queries.unfinished(ident)) is not None}
+        async for batch in iterate_in_slices(ids):
+            by_id |= {ident: job for ident in batch if (job := queries.unfinished(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
         for start in range(0, len(ended_ids), MAX_IDS_PER_QUERY):
             chunk, below = ended_ids[start : start + MAX_IDS_PER_QUERY], None

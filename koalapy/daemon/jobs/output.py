@@ -219,10 +219,10 @@ class Reading:
             lines = split_lines(data)
             first = position - len(data)
             is_whole = first > start or not start
-            offset, left = position, count
+            offset, remaining = position, count
             for line in reversed(lines if is_whole else lines[1:]):
-                left -= bool(self._select(job, component, StreamSplitter(), line))
-                if left < 0:
+                remaining -= bool(self._select(job, component, StreamSplitter(), line))
+                if remaining < 0:
                     return offset
                 offset -= len(line)
             if is_whole or size >= MAX_TAIL_BYTES:
@@ -267,8 +267,8 @@ class Reading:
         parts = splitter.split(data) if is_divided else [(False, data)]
         if self._stream is OutputStream.MARKED:  # each piece is complete by itself, as components alternate
             return b"".join(mark_stream(text, is_error=is_error) for is_error, text in parts)
-        wanted = None if self._stream is None else self._stream is OutputStream.ERROR
-        return b"".join(text for is_error, text in parts if wanted in (None, is_error))
+        selected = None if self._stream is None else self._stream is OutputStream.ERROR
+        return b"".join(text for is_error, text in parts if selected in (None, is_error))
 
     def _note_missing(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         """Return the line that replaces missing bytes."""

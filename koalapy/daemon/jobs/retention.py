@@ -82,10 +82,10 @@ class Retention:
         """Remove the jobs that ended before ``horizon``, batch by batch, and return their number."""
         removed = 0
         while not self._is_ending():
-            kept = {*self._stuck, *self._needed()}
-            limit = self._batch_size + len(kept)
+            protected = {*self._stuck, *self._needed()}
+            limit = self._batch_size + len(protected)
             expired = await run_in_database(self._store.expired_jobs, horizon, limit, internal=internal)
-            jobs = [job for job in expired if job not in kept]
+            jobs = [job for job in expired if job not in protected]
             if not jobs:
                 break
             removed += await self._remove_jobs(jobs)

@@ -15,7 +15,7 @@ from koalapy.store.service_tables import ShareWeightStore
 
 def merge_weights(configured: FairShareSettings, stored: Iterable[ShareWeight]) -> FairShareSettings:
     """Return the configured weights with those that operators have set."""
-    set_weights = {each.user: each.weight for each in stored if each.weight is not None}
+    set_weights = {entry.user: entry.weight for entry in stored if entry.weight is not None}
     return replace(configured, users=configured.users | set_weights)
 
 
@@ -24,7 +24,7 @@ class ShareWeights:
 
     def __init__(self, engine: Engine, store: ShareWeightStore, configured: FairShareSettings) -> None:
         self._engine, self._store, self._configured = engine, store, configured
-        self.by_user = {each.user: each for each in store.load() if each.weight is not None}
+        self.by_user = {entry.user: entry for entry in store.load() if entry.weight is not None}
         """The weights that operators have set."""
 
     def configured_weight(self, user: str) -> float:

@@ -70,18 +70,18 @@ RelatedJobs = tuple[Sequence[RelatedJob], Sequence[RelatedJob]]
 """The jobs that a job depends on, and the unfinished ones that depend on it."""
 
 
-def list_related(job: Job, dependent_ids: Iterable[JobId], known: Mapping[JobId, Job]) -> RelatedJobs:
-    """Return the jobs that a job depends on, and those that depend on it. ``known``: those of them that exist."""
+def list_related(job: Job, dependent_ids: Iterable[JobId], jobs: Mapping[JobId, Job]) -> RelatedJobs:
+    """Return the jobs that a job depends on, and those that depend on it. ``jobs``: those of them that exist."""
     dependencies = [
-        RelatedJob(dependency.job, dependency.condition, index, other.state if other is not None else None)
+        RelatedJob(dependency.job, dependency.condition, index, required.state if required is not None else None)
         for index, clause in enumerate(job.spec.after)
         for dependency in clause
-        for other in (known.get(dependency.job),)
+        for required in (jobs.get(dependency.job),)
     ]
     dependents = [
         RelatedJob(dependent.id, dependency.condition, index, dependent.state)
         for ident in dependent_ids
-        if (dependent := known.get(ident)) is not None
+        if (dependent := jobs.get(ident)) is not None
         for index, clause in enumerate(dependent.spec.after)
         for dependency in clause
         if dependency.job == job.id
@@ -143,8 +143,8 @@ class IdempotencyKeys:
     async def find_submission(self, key: str) -> Submitted | None:
         """Return the submission of a key, or None. Raise ``StoreUnavailable`` on timeout."""
         if self._next is None:
-            wanted = set[str]()
-            self._next = wanted, asyncio.create_task(self._run_lookup(wanted))
+            pending = set[str]()
+            self._next = pending, asyncio.create_task(self._run_lookup(pending))
         keys, lookup = self._next
         keys.add(key)
         return (await asyncio.shield(lookup)).get(key)
@@ -379,9 +379,9 @@ class Submissions:
         return True
 
 
-def _naming(is_batch: bool, done: Sized) -> AbstractContextManager[None]:
-    """Name the job of a batch in errors raised within the context: the one after those that are ``done``."""
-    return naming_item(lambda: f"jobs[{len(done)}]") if is_batch else nullcontext()
+def _naming(is_batch: bool, parsed: Sized) -> AbstractContextManager[None]:
+    """Name the job of a batch in errors raised within the context: the one after those that are ``parsed``."""
+    return naming_item(lambda: f"jobs[{len(parsed)}]") if is_batch else nullcontext()
 
 
 def number_jobs(number: JobId, specs: Iterable[JobSpec]) -> tuple[list[JobId], JobId]:

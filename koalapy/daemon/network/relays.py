@@ -121,8 +121,8 @@ class Relays:
         if state is not None:
             state = _check_certificate(state)
             self._states[cluster] = state
-        if (known := state or former) is not None:
-            self._report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
+        if (current := state or former) is not None:
+            self._report(RelayChanged(cluster, self.is_ready(cluster), current.relayed_only))
         if state is not None and (former is None or former.ready != state.ready):
             log.info(
                 "the relay of a site has changed",
@@ -151,8 +151,8 @@ class Relays:
         uses = self.use_of(pair), job.spec.links
         if use := next((use for use in (LinkUse.RELAYED, LinkUse.DIRECT) if use in uses), None):
             return use
-        known = {LinkPath.RELAYED: LinkUse.RELAYED, LinkPath.NONE: LinkUse.RELAYED, LinkPath.DIRECT: LinkUse.DIRECT}
-        return LinkUse.ANY if path is None else known.get(path, LinkUse.ANY)
+        by_path = {LinkPath.RELAYED: LinkUse.RELAYED, LinkPath.NONE: LinkUse.RELAYED, LinkPath.DIRECT: LinkUse.DIRECT}
+        return LinkUse.ANY if path is None else by_path.get(path, LinkUse.ANY)
 
     def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
         """Return the relayed links that a job may use, and let the hub know; None if it may use none."""

@@ -65,27 +65,27 @@ def _add_lists(dashboard: Dashboard, services: Services, survey: Survey) -> None
         rows.sort(key=lambda row: natural_key(row.cluster))
         is_plain = table == TableQuery() and not q and len(rows) > table.limit
         listed, folds = fold_clusters(rows, table.limit) if is_plain else (rows, [])
-        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed if folds else rows)
+        page, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, listed if folds else rows)
         view = replace(view, total=len(rows))
-        return {"q": q, "clusters": shown, "folds": folds, "table": view, "nodes": sum_counts(rows)}
+        return {"q": q, "clusters": page, "folds": folds, "table": view, "nodes": sum_counts(rows)}
 
     @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> View:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
-        listed, known = await list_visible_nodes(services.node_lists, queries, name, caller)
+        listed, node_list = await list_visible_nodes(services.node_lists, queries, name, caller)
         rows = [
             row
             for row in listed
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
-        shown, view = show_rows(NODES, table, f"{cluster_path(name)}/nodes", {"q": q}, rows)
+        page, view = show_rows(NODES, table, f"{cluster_path(name)}/nodes", {"q": q}, rows)
         return {
             "cluster": name,
             "q": q,
-            "nodes": shown,
+            "nodes": page,
             "table": view,
-            "known": replace(known, nodes=()),
+            "known": replace(node_list, nodes=()),
             "total": queries.grid[name].last_report.total,
         }
 
@@ -105,7 +105,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
         time_range = parse_range(since, until, now)
         sums = await services.samples.read(time_range.start, time_range.end, (name,))
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
-        rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
+        rows, listing = await list_visible_nodes(services.node_lists, queries, name, caller)
         query, nodes_path = TableQuery(limit=MAX_NODES_SHOWN), f"{cluster_path(name)}/nodes"
         nodes, node_table = show_rows(NODES, query, nodes_path, {}, group_nodes(rows))
         visible_alerts = services.alerts.visible_to(caller)
@@ -136,12 +136,12 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             "disks": status.last_report.disks,
             "nodes": nodes,
             "node_table": node_table,
-            "known_nodes": replace(known, nodes=()),
+            "known_nodes": replace(listing, nodes=()),
             "range": time_range,
             "uses": use_chart("Nodes by use", sums, name, marks),
             # The last components that ended early, the newest first; only operators see why, which may be a
             # user's data
-            "errors": [hide_details(one, caller) for one in failed],
+            "errors": [hide_details(component, caller) for component in failed],
             "profile": status.profile,
             "speed": status.speed,
             # Available nodes by class, and partly used ones; empty if the cluster has no node classes
@@ -202,8 +202,8 @@ def _add_drains(dashboard: Dashboard, services: Services) -> None:
 
     async def order_drain(name: ClusterName, caller: Identity, form: Form) -> None:
         """Drain a cluster as a form orders. Raise ``UsageError`` for an invalid field."""
-        given = {key: value for key in ("begin", "end") if (value := form.get(key))}
-        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **given})
+        times = {key: value for key in ("begin", "end") if (value := form.get(key))}
+        order = parse_body(DrainOrder, {"reason": form.get("reason"), "requeue": bool(form.get("requeue")), **times})
         await services.jobs.drain_cluster(name, caller, **order.model_dump())
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")

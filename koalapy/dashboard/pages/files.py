@@ -61,9 +61,9 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
         if not all(isinstance(text, str) for text in position):
             raise tables.invalid_position(table.after)
         replicas = files.list_replicas(name or None, position, table.limit + 1)
-        page, after = replicas[: table.limit], ""
+        page, next_position = replicas[: table.limit], ""
         if len(replicas) > table.limit:
-            after = tables.write_position(page[-1].name, page[-1].cluster)
+            next_position = tables.write_position(page[-1].name, page[-1].cluster)
         visible_bundles = bundles.visible_to(caller)
         sizes = await results.sizes_by_owner()
         user_results = {
@@ -75,7 +75,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             "name": name,
             "replicas": [ReplicaView.model_validate(replica) for replica in page],
             "table": tables.make_view(
-                REPLICAS, table, "/files", {"name": name}, shown=len(page), next_after=after, sortable=()
+                REPLICAS, table, "/files", {"name": name}, shown=len(page), next_after=next_position, sortable=()
             ),
             "bundles": visible_bundles[:MAX_BUNDLES],
             "more_bundles": max(0, len(visible_bundles) - MAX_BUNDLES),

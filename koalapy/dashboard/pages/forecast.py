@@ -54,12 +54,12 @@ def overdue_end(job: Job, now: float) -> capacity.ExpectedEnd | None:
 def group_policies(capacities: Sequence[capacity.PolicyCapacity]) -> list[View]:
     """Merge policies with equal capacities, so that the page shows each capacity once."""
     groups: list[View] = []
-    for one in capacities:
-        sizes: View = {"component": one.component, "total": one.total}
+    for entry in capacities:
+        sizes: View = {"component": entry.component, "total": entry.total}
         group = next((group for group in groups if sizes.items() <= group.items()), None)
         if group is None:
             groups.append(group := {"policies": [], **sizes})
-        group["policies"].append(one.policy)
+        group["policies"].append(entry.policy)
     return groups
 
 
@@ -80,7 +80,7 @@ async def capacity_view(queries: Queries, spec: JobSpec, now: float) -> View:
         if time.thread_time() - slice_start > TIME_SLICE_S:
             await asyncio.sleep(0)
             slice_start = time.thread_time()
-    overdue = [end for job, known in all_ends if known is None and (end := overdue_end(job, now)) is not None]
+    overdue = [end for job, ends_at in all_ends if ends_at is None and (end := overdue_end(job, now)) is not None]
     dry_run = DryRun(queries)
     idle, coming = offered.usable_idle, []
     for end in next_known_ends[:MAX_ENDS_SHOWN]:
@@ -132,13 +132,13 @@ def result_of(answer: Answer) -> View:
         for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed))
         if forecast is not None
     ]
-    most = max((interval.high for interval in intervals), default=0.0)
+    longest = max((interval.high for interval in intervals), default=0.0)
     return {
         # By state: its name, the forecast without jobs, and the waiting jobs that start in no simulation
         "outcomes": outcomes,
         "lines": lines[:MAX_LINES],
         "more": max(0, len(lines) - MAX_LINES),
-        "most": most,
+        "most": longest,
     }
 
 
@@ -168,12 +168,12 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
     engine, rules, forecasts = dashboard.engine, services.jobs.rules, services.forecasts
     views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[View]]] = {}
 
-    def make_form(asked: WhatIf) -> View:
+    def make_form(question: WhatIf) -> View:
         clusters = engine.queries.grid.clusters()
         return {
-            "asked": asked,
+            "asked": question,
             "policies": engine.queries.policies.names(),
-            "horizons": sorted({*HORIZONS_S, asked.horizon}),
+            "horizons": sorted({*HORIZONS_S, question.horizon}),
             "drained": [cluster.name for cluster in clusters if cluster.drained is not None],
             "open": [cluster.name for cluster in clusters if cluster.drained is None],
             "waiting": sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
@@ -195,25 +195,25 @@ def add_forecast(dashboard: Dashboard, services: Services) -> None:
         return view | {"form": make_form(WhatIf()) if caller.has_role(Role.OPERATOR) else None}
 
     @dashboard.simulation("/forecast/what-if/result", "what_if_result.html", operation="ask_what_if")
-    async def prepare(asked: Asked) -> Simulate:
+    async def prepare(question: Asked) -> Simulate:
         """Return the simulation of the changes. Raise ``UsageError`` or ``NotFoundError`` if they are invalid."""
-        change = asked.to_change()
+        change = question.to_change()
         forecasts.check_change(change)
 
         async def simulate(report: Report) -> View:
-            return result_of(await forecasts.what_if(change, asked.horizon, report))
+            return result_of(await forecasts.what_if(change, question.horizon, report))
 
         return simulate
 
     @dashboard.page("/forecast/what-if", "what_if.html", operation="ask_what_if", title="What if", live=False)
-    async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> View:
+    async def what_if(question: Asked, ask: bool = False, complete: bool = False) -> View:
         """Return the form, and the path of the results if there are changes or the form was sent. ``complete``: wait
         for the results, for browsers without scripts."""
-        is_asked = ask or asked.model_copy(update={"horizon": HORIZON}) != WhatIf()
-        simulate = await prepare(asked) if is_asked else None
-        values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}
+        is_asked = ask or question.model_copy(update={"horizon": HORIZON}) != WhatIf()
+        simulate = await prepare(question) if is_asked else None
+        values = question.model_dump() | {"horizon": f"{question.horizon:.15g}s"}
         return {
-            "form": make_form(asked),
+            "form": make_form(question),
             # The path of the results; empty if none were requested, or if they are in ``result``
             "simulation": with_query("/forecast/what-if/result", **values) if simulate and not complete else "",
             "result": await simulate(ignore_progress) if simulate and complete else None,

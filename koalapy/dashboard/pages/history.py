@@ -72,18 +72,18 @@ async def charts_of_users(history: History, time_range: TimeRange, names: Sequen
     length = max(3600.0, time_range.seconds / MAX_SLOTS)
     node_seconds = await history.read_node_seconds(time_range.start, time_range.end, length, names) if names else {}
     count = len(next(iter(node_seconds.values()), ()))
-    at = [time_range.start + length * slot for slot in range(count)]
+    times = [time_range.start + length * slot for slot in range(count)]
     curves = [
         Curve(name, [round(seconds / length, 6) for seconds in node_seconds.get(name, [0.0] * count)])
         for name in sorted(names)
     ]
-    return [Chart("Nodes used", at, length, curves)] if at else []
+    return [Chart("Nodes used", times, length, curves)] if times else []
 
 
 def is_complete(chart: Chart, lines: Sequence[UsageLine]) -> bool:
     """Return whether no period of the lines ended before the first value of a chart by the hour."""
     slots = zip(chart.at, *(curve.values for curve in chart.curves), strict=True)
-    first = next((at for at, *values in slots if any(value is not None for value in values)), None)
+    first = next((start for start, *values in slots if any(value is not None for value in values)), None)
     return first is not None and all(to_date(day_of(first)) <= line.end for line in lines)
 
 

@@ -126,18 +126,18 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
         """Return the map, and the newest measurement of each pair of clusters and within each cluster."""
         names, omitted = network.cluster_names, list[ClusterName]()
         if len(names) > MAX_COMPLETE:
-            unmeasured, known = LinkState.UNMEASURED, network.list_known_links()
-            known = [one for one in known if one.state is not unmeasured or one.under_way is not None]
-            with_link = {name for record in known for name in record.pair}
+            unmeasured, links = LinkState.UNMEASURED, network.list_known_links()
+            links = [record for record in links if record.state is not unmeasured or record.under_way is not None]
+            with_link = {name for record in links for name in record.pair}
             omitted = [name for name in names if name not in with_link]
             names = [name for name in names if name in with_link]
         records = network.list_links(combinations_with_replacement(names, 2))
         jobs = coallocated_jobs(queries)
-        shown, now = jobs[:MAX_JOBS], dashboard.engine.clock()
+        shown_jobs, now = jobs[:MAX_JOBS], dashboard.engine.clock()
         clusters = sorted(services.jobs.list_clusters(), key=lambda cluster: cluster.name)
         linked = {cluster.name for cluster in clusters}
         if len(clusters) > MAX_RING:
-            linked &= {name for job in drawn_jobs(shown) for name in job.nodes}
+            linked &= {name for job in drawn_jobs(shown_jobs) for name in job.nodes}
         return {
             # All clusters, the known links between those that the map can link, and the first of the jobs
             "map": {
@@ -147,11 +147,11 @@ def add_network(dashboard: Dashboard, services: Services, survey: Survey) -> Non
                     for link in network.list_known_links()
                     if link.pair[0] != link.pair[1] and link.state != "unmeasured" and linked.issuperset(link.pair)
                 ],
-                "jobs": shown,
+                "jobs": shown_jobs,
             },
             # Active jobs with nodes on several clusters, and those that the map shows
             "job_count": len(jobs),
-            "drawn_jobs": len(drawn_jobs(shown)),
+            "drawn_jobs": len(drawn_jobs(shown_jobs)),
             "clusters": names,
             "links": records,
             "stale_after": network.stale_after,

@@ -139,8 +139,8 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
     if "processes_per_node" in body:
         texts["processes_per_node"] = str(body.pop("processes_per_node"))
     kind, nodes = request["type"], format_request(request)
-    others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-    kept = {"source": number, "nodes": nodes, "request": request, "fields": others}
+    other_fields = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
+    kept = {"source": number, "nodes": nodes, "request": request, "fields": other_fields}
     texts |= {"kind": kind, "nodes": nodes, "command": shlex.join(command), "kept": json.dumps(kept)}
     return {**EMPTY_FIELDS, **texts}
 

@@ -47,7 +47,7 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
     def chart(title: str, curves: Sequence[Curve], unit: Unit = "count", *, stacked: bool = False) -> Chart:
         return Chart(title, sums.starts, sums.length, curves, unit, stacked, marks if unit == "count" else ())
 
-    startup = sums.values(lambda one: one.startup / one.started if one.started else None)
+    startup = sums.values(lambda use: use.startup / use.started if use.started else None)
     return {
         "nodes": use_chart("Nodes by use", sums, marks=marks),
         "queue": chart("Queued jobs", [Curve("waiting", sums.means("queued"))]),
@@ -60,17 +60,17 @@ def make_charts(sums: UseSums, outcomes: Iterable[tuple[int, str, int]], marks: 
 def starts_after_gaps(sums: UseSums) -> list[int]:
     """Return the slots from which on there are samples again, after some without. A single late sample is no gap."""
     slots = pairwise(sorted(sums.by_cluster.get("", {})))
-    return [start for before, start in slots if start - before > sums.length + SAMPLE_INTERVAL_S]
+    return [start for previous, start in slots if start - previous > sums.length + SAMPLE_INTERVAL_S]
 
 
 def sum_outcomes(outcomes: Iterable[tuple[int, str, int]]) -> View:
     """Return the jobs that ended in a range, the percentage of failures among those that were not cancelled, and the
     usual one: that of the range before: its outcomes have negative numbers of slots."""
-    before, now = Figures(), Figures()
+    earlier, now = Figures(), Figures()
     for slot, state, count in outcomes:
-        figures = before if slot < 0 else now
+        figures = earlier if slot < 0 else now
         setattr(figures, state, getattr(figures, state) + count)
-    share, usual = (None if one.success is None else 100 * (1 - one.success) for one in (now, before))
+    share, usual = (None if period.success is None else 100 * (1 - period.success) for period in (now, earlier))
     return {"ended": now.succeeded + now.failed + now.cancelled, "failed": now.failed, "share": share, "usual": usual}
 
 
@@ -112,8 +112,8 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         ]
         marks += [(group.alert.since, group.alert.summary) for group in groups]
         marks.append((started_at, "the daemon started"))
-        gaps = (at for at in starts_after_gaps(sums) if not at <= started_at < at + sums.length)
-        marks += [(at, "nodes are counted again: the daemon or its database was away") for at in gaps]
+        gaps = (start for start in starts_after_gaps(sums) if not start <= started_at < start + sums.length)
+        marks += [(start, "nodes are counted again: the daemon or its database was away") for start in gaps]
         oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return {
             "groups": groups,
@@ -152,11 +152,11 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             start = await services.forecasts.forecast_submission(spec, FORECAST_PATIENCE_S)
         return view | {"start_nodes": nodes, "start": start}
 
-    def parse_selection(model: type[S], form: Form, **others: str) -> S:
+    def parse_selection(model: type[S], form: Form, **fields: str) -> S:
         """Return the alerts that a form selects; raise ``UsageError`` for an unknown kind, or without a target."""
         if not (targets := form.get("targets").splitlines()):
             raise UsageError("the form names no alert", field="targets")
-        return parse_body(model, {"kind": form.get("kind"), "targets": targets, **others})
+        return parse_body(model, {"kind": form.get("kind"), "targets": targets, **fields})
 
     @dashboard.action("/alerts/mark", operation="mark_alert")
     async def mark(caller: Caller, form: SentForm) -> str:

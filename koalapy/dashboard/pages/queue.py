@@ -86,7 +86,7 @@ async def _find_page(
             hint = "narrow the filter by a user, a cluster or an end, as with ended:2026-11-24"
             raise UsageError(f"too many ended jobs {many} to sort them by their ends", field="q", value=q, hint=hint)
         total = len(jobs)
-        page, after = tables.cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
+        page, position = tables.cut_page([(job.ended_at, job.id, job) for job in jobs], query, sort)
     elif search.states & FINAL_STATES:
         sort = tables.sort_of(JOBS, query, {"id"}) if query.sort else "-id"
         if sort != "-id":
@@ -95,16 +95,16 @@ async def _find_page(
         below = tables.parse_number_position(query.after) or None
         result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
         page, sortable = list(result.jobs), ("ended",)
-        after = tables.write_position(result.next_below, result.next_below) if result.next_below else ""
+        position = tables.write_position(result.next_below, result.next_below) if result.next_below else ""
     else:
         matching, sort = await finder.find_unfinished(search, caller), tables.sort_of(JOBS, query)
         key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
         async for slice_of_jobs in iterate_in_slices(matching):
             keyed += [(key(job), job.id, job) for job in slice_of_jobs]
-        page, after = await to_thread(tables.cut_page, keyed, query, sort)
+        page, position = await to_thread(tables.cut_page, keyed, query, sort)
         total = len(matching)
     return page, tables.make_view(
-        JOBS, query, "/queue", {"q": q}, shown=len(page), total=total, next_after=after, sort=sort, sortable=sortable
+        JOBS, query, "/queue", {"q": q}, shown=len(page), total=total, next_after=position, sort=sort, sortable=sortable
     )
 
 

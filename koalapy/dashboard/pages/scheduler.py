@@ -49,13 +49,13 @@ def spans_of(timings: Timings) -> list[tuple[str, int]]:
 
 def parameters_of(rules: Rules) -> list[View]:
     """Return all rules with a default value: name, value, default, and whether the value differs from it."""
-    shown = [
+    rows = [
         (rule.name, _format_value(getattr(rules, rule.name)), _format_value(rule.default))
         for rule in fields(rules)
         if rule.default is not MISSING
     ]
     return [
-        {"name": name, "value": value, "default": default, "is_set": value != default} for name, value, default in shown
+        {"name": name, "value": value, "default": default, "is_set": value != default} for name, value, default in rows
     ]
 
 

@@ -60,15 +60,15 @@ def add_search(dashboard: Dashboard) -> None:
 
 def complete_search(q: str, values_of: Callable[[str], list[str]]) -> list[str]:
     """Return texts that complete the last word of a search: by a term, or by a value that occurs now."""
-    before, sign, word = re.findall(r"\A(.*\s|)(-?)(\S*)\Z", q, re.DOTALL)[0]
-    kind, colon, values = word.partition(":")
+    prefix, sign, term = re.findall(r"\A(.*\s|)(-?)(\S*)\Z", q, re.DOTALL)[0]
+    kind, colon, values = term.partition(":")
     kind = kind.lower()
     ends = list[str]()
     if colon:
         chosen, comma, value = values.rpartition(",")
-        found = (text for text in values_of(kind) if value.lower() in text.lower())
-        ends += [f"{kind}:{chosen}{comma}{format_term(kind, text).partition(':')[2]}" for text in found]
+        matches = (text for text in values_of(kind) if value.lower() in text.lower())
+        ends += [f"{kind}:{chosen}{comma}{format_term(kind, text).partition(':')[2]}" for text in matches]
     else:
         ends += [f"{name}:" for name, term in KINDS.items() if term.number is None and name.startswith(kind)]
         ends += [name for name in values_of("cluster") if kind and kind in name.lower()]
-    return [f"{before}{sign}{end}" for end in ends[:MAX_COMPLETIONS]]
+    return [f"{prefix}{sign}{end}" for end in ends[:MAX_COMPLETIONS]]

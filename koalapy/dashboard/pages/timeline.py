@@ -64,8 +64,8 @@ def join_sites(lanes: Sequence[TimelineLane], **times: str) -> list[TimelineLane
 def sum_uses(lanes: Sequence[TimelineLane]) -> list[UseSum]:
     """Return the sums of the nodes of several lanes by use and slot."""
     by_start, counts_of = defaultdict[int, list[Sequence[int]]](list), attrgetter(*USES)
-    for one in (one for lane in lanes for one in lane.uses):
-        by_start[one.start].append(counts_of(one))
+    for use in (use for lane in lanes for use in lane.uses):
+        by_start[use.start].append(counts_of(use))
     sums = ((start, map(sum, zip(*counts, strict=True))) for start, counts in sorted(by_start.items()))
     return [UseSum(start, "", 1, **dict(zip(USES, counts, strict=True))) for start, counts in sums]
 
@@ -77,12 +77,12 @@ def active_components(jobs: Iterable[Job], until: float) -> Iterator[PastCompone
         if attempt is None:
             continue
         is_shared = len({component.cluster for component in attempt.gang}) > 1
-        for one in attempt.gang:
-            if one.claimed_at is not None and one.claimed_at < until and one.ended_at is None:
-                times = (one.claimed_at, attempt.barrier_at, attempt.launched_at, None)
+        for member in attempt.gang:
+            if member.claimed_at is not None and member.claimed_at < until and member.ended_at is None:
+                times = (member.claimed_at, attempt.barrier_at, attempt.launched_at, None)
                 user = "" if job.spec.internal else job.spec.owner
                 yield PastComponent(
-                    job.id, attempt.generation, one.cluster, one.size, *times, one.error, is_shared, user
+                    job.id, attempt.generation, member.cluster, member.size, *times, member.error, is_shared, user
                 )
 
 

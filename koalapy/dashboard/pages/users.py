@@ -82,8 +82,8 @@ def _jobs_of(state: str) -> Callable[[UserUse], str]:
 def _hold_cell(use: UserUse, now: float) -> str:
     if not use.queued:
         return ""
-    words = f"{format_term('user', use.user)} state:queued"
-    return tables.link(with_query("/queue/confirm", action="hold", all="true", q=words), "Hold waiting jobs…")
+    query = f"{format_term('user', use.user)} state:queued"
+    return tables.link(with_query("/queue/confirm", action="hold", all="true", q=query), "Hold waiting jobs…")
 
 
 def _page_of(use: UserUse) -> str:
@@ -183,15 +183,15 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
         """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
         uses = [use for use in await visible_uses(caller) if tables.matches_text(q, (use.user,))]
-        kept = {"q": q, "user": user or "", "all": "true" if include_invalid else ""}
-        shown, view = tables.show_rows(USERS, table, "/users", kept, uses)
+        page_filter = {"q": q, "user": user or "", "all": "true" if include_invalid else ""}
+        page, view = tables.show_rows(USERS, table, "/users", page_filter, uses)
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
         tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
         return {
             "user": shown_user,
             "q": q,
-            "users": shown,
+            "users": page,
             "table": view,
             "scopes": await limits.read_limits(shown_user),
             "contact": limits.limits.contact,
