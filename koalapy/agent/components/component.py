@@ -202,7 +202,7 @@ class Component:
         return component
 
     def _fail_unsent_results(self) -> None:
-        """Fail a successful component whose files the daemon has not stored, after a restart of the machine.
+        """Fail a successful component if the daemon has not stored its files, after a restart of the machine.
 
         Its program may not have flushed them to the disk. The job's next attempt writes them again.
         """

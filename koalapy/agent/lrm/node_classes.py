@@ -134,7 +134,7 @@ class NodeGroup(NodeClassReport):
         return divide_memory(self.memory, self.cores)
 
     def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
-        """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used."""
+        """Group the partly used nodes by the free part of each. ``used``: by node; others are not partly used."""
         if self.cores is None:
             return ()
         counts = Counter(

@@ -33,7 +33,7 @@ BATCH_SIZE = 256
 OPEN_TIMEOUT = 10.0
 """Seconds for a daemon to accept a connection."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
-"""Seconds. Pings detect a daemon whose host has failed, since its connections are never closed."""
+"""Seconds. Pings detect a failure of the daemon's host, which closes no connections."""
 MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
 
 
