@@ -58,7 +58,7 @@ class DrainOrder(Input):
 
 
 class ResumeOrder(Input):
-    """What is resumed."""
+    """The drains that are withdrawn."""
 
     planned: bool = False
     """Whether the planned drains are withdrawn, in place of the one in force."""
