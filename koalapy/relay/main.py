@@ -27,7 +27,7 @@ from koalapy.system.tls import Trust
 log = structlog.get_logger()
 
 MAX_OPEN_FILES = 1_048_576
-"""More than any hard limit: a relay takes what it is allowed."""
+"""More than any hard limit: a relay opens as many files as the system permits."""
 DEFAULT_LIMITS = Limits()
 Address = str
 Configuration = TypeVar("Configuration", bound="RelayConfiguration")

@@ -137,7 +137,7 @@ class ProgramOutput:
                 pass
 
     def read_rest(self, *, stopped: bool) -> None:
-        """Read what is left in the pipes after the program's end, and release what is held back."""
+        """Read the rest of the pipes after the program's end, and release output that is held back."""
         self.read_pipes()
         if self.role is not None:
             for is_error, rank, output in self.role.rest_of_output(stopped=stopped):
