@@ -268,7 +268,7 @@ class ClusterRefusal:
 
     @property
     def refused(self) -> str:
-        """Return what is rejected as text: ``it``, or ``2 nodes or more``."""
+        """Return the rejected sizes as text: ``it``, or ``2 nodes or more``."""
         if self.least > 1:
             return f"{format_nodes(self.least)} or more"
         return "it" if self.most == MAX_NODES else f"{format_nodes(self.most)} or fewer"

@@ -134,7 +134,7 @@ class Arrays:
     def count_ended_tasks(self, now: float) -> bool:
         """Count the tasks that have ended in their arrays, and return whether there were any.
 
-        An array whose limit was reached may then start another task. One of which a task failed may be stopped.
+        An array that was at its limit may then start another task. One of which a task failed may be stopped.
         """
         ended_tasks = self._ledger.ended_tasks
         had_any = bool(ended_tasks)

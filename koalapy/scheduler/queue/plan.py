@@ -119,7 +119,7 @@ class Plan:
         return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
-        """Return how long a job is expected to run: its walltime, or what is known of such jobs.
+        """Return how long a job is expected to run: its walltime, or the known run time of such jobs.
 
         It has no limit while no starts are planned.
         """
@@ -349,7 +349,7 @@ class Plan:
             self._promises.update(job, start, clusters, earlier, self._last_to_end, is_certain=is_certain)
 
     def _last_to_end(self) -> Job | None:
-        """Return a job whose expected end is the planned start; None if there is none."""
+        """Return a job that is expected to end at the planned start; None if there is none."""
         return next((job for job in self._ledger.active_jobs() if self._expected_end(job) == self.start), None)
 
     def _may_change(self) -> bool:

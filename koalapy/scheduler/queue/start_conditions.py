@@ -1,6 +1,6 @@
 """Defer queued jobs until other jobs have ended and their begin has come, and fail those that can no longer start.
 
-A deferred job is queued, but outside its placement queue. It enters the queue like a new job, and what it waited before
+A deferred job is queued, but outside its placement queue. It enters the queue like a new job, and its earlier wait
 does not count.
 """
 
@@ -124,7 +124,7 @@ class StartConditions:
     # Events that concern them
 
     def begin(self, job_id: JobId, now: float) -> None:
-        """Let a job start whose begin has come."""
+        """Let a job start at its begin."""
         self._release_if_met(job_id, now)
 
     def expire(self, job_id: JobId, now: float) -> None:
