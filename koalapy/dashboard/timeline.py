@@ -160,7 +160,7 @@ class TimelineLane:
 
     label: str
     nodes: int
-    """Number of nodes that the height of the lane stands for."""
+    """Number of nodes that the height of the lane represents."""
     bars: Sequence[TimelineBar]
     page: str = ""
     """The path that the label links to; empty for none."""

@@ -43,7 +43,7 @@ class JobRelay:
 
     plan: PlanRelay
     attempt: AttemptPlan | None
-    """None: the relays are not told of it, so that a job that needs relayed links fails."""
+    """None: it is not sent to the relays, so that a job that needs relayed links fails."""
 
     def head_entry(self, cluster: ClusterName) -> dict[str, Any] | None:
         return None if self.attempt is None else self.attempt.head_entry(cluster)
