@@ -65,7 +65,7 @@ class ResumeOrder(Input):
     begin: fields.PointInTime | None = None
     """Only the planned drain that begins in this minute is withdrawn."""
     ordered: fields.PointInTime | None = None
-    """Of several that begin then, the one that was ordered in this second (its field `at`)."""
+    """Of several drains that begin then, only the one ordered in this second (its field `at`)."""
 
 
 class LossOrder(Input):

@@ -330,7 +330,7 @@ class Head(Relay):
     def _check_offer(self, message: dict[str, Any], cluster: str | None) -> Offer:
         """Return a stream from another cluster to a node of this one. Raise ``Refused``.
 
-        ``cluster``: the one that it must come from; None: any other.
+        ``cluster``: the only permitted origin; None: any other cluster.
         """
         stream_id = get_stream(message)
         target, port = get_target(message)

@@ -141,7 +141,7 @@ class ExecGuard:
         report_refusal: Callable[[str], None],
         launch_agents: Collection[Sequence[str]] = (),
     ) -> None:
-        """``names``: a file that has one of them in its name is the daemon. ``environment`` is the daemon's.
+        """``names``: a file with one of them in its name is the daemon. ``environment`` is the daemon's.
 
         ``report_refusal`` is called with the name of a program that was refused. ``launch_agents`` are the first words
         of other commands that the daemon may start.

@@ -152,7 +152,7 @@ FAILED_SENDS = (b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
 SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", *FAILED_SENDS)
 LOST_COMMUNICATION = b"has lost communication with a remote daemon"
 SIGNS_OF_LOSS = (LOST_COMMUNICATION, *FAILED_SENDS)
-"""Texts of which mpirun writes one when it loses an MPI daemon that it has not ordered to end."""
+"""mpirun writes one of these texts when it loses an MPI daemon that it has not ordered to end."""
 RULE = rb"^-{20,}\n"
 GIVING_UP = RULE + (
     rb"(?:(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"

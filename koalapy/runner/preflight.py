@@ -454,7 +454,7 @@ class Preflight:
         self._wait_for_nodes()
 
     def _send_probes(self) -> None:
-        """Send all nodes' ports to each node that has not reported its result, so that it probes them."""
+        """Let each node that has not reported its result probe the ports of all nodes."""
         listeners = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
         for index, node in enumerate(self._plan.nodes):
             if index in self._failures:

@@ -209,7 +209,7 @@ class ScriptHead(Role):
     def _choose_nodes(self, count: int, *, is_here: bool) -> list[int]:
         """Return the indices of so many nodes for a step of Slurm: those with the fewest ranks of other steps.
 
-        ``is_here``: this node is one of them.
+        ``is_here``: include this node.
         """
         busy = [sum(step.slots[index] for step in self._steps.values()) for index in range(len(self._plan.nodes))]
         if is_here:

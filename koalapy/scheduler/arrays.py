@@ -1,7 +1,7 @@
 """Arrays: the next task to start, and what follows from the end of a task.
 
-An array is one job record and one entry of a placement queue, with the shape of one task. A task becomes a job of its
-own when it is placed. From then on it is like any other job, and its array only counts it.
+An array is one job record and one entry of a placement queue, with the shape of one task. A task becomes a separate
+job when it is placed. From then on the array only counts it.
 """
 
 from collections.abc import Iterable, Sequence

@@ -201,7 +201,7 @@ class OutputStore:
 
     @staticmethod
     def _replace_doubtful(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
-        """Write a piece over doubtful bytes. It shows that those before it were acknowledged."""
+        """Write a piece over doubtful bytes. The piece shows that the bytes before it were acknowledged."""
         begin, end = max(stream.end - stream.doubtful, piece.offset), piece.offset + len(piece.data)
         for segment in stream.segments:
             start, stop = max(segment.start, begin), min(segment.end, end)

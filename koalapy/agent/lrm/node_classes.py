@@ -182,7 +182,7 @@ class NodeGroups:
     ) -> tuple[NodeClassReport, ...]:
         """Return a report for each class; ``count_idle`` returns how many of these nodes one job could have now.
 
-        ``used``: what jobs use of each node that others may share.
+        ``used``: the used part of each node that further jobs may share.
         """
         names = [field.name for field in fields(NodeClassReport)]
         return tuple(

@@ -196,7 +196,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 
 
 class Questions:
-    """The questions that this agent asks other agents, and those of other agents and the daemon that it answers."""
+    """The questions of this agent to other agents, and its answers to other agents and the daemon."""
 
     def __init__(self, uplink: Uplink, handlers: Mapping[str, Handler], clock: Clock = SYSTEM_CLOCK) -> None:
         """Set up. ``handlers`` by the kind of question that each answers."""

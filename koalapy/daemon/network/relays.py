@@ -58,7 +58,7 @@ def attempt_name(job: Job) -> str:
 def choose_bases(name: str, slots: Sequence[int]) -> list[int]:
     """Return the first ports of an attempt's layouts; none if it needs more ports than there are.
 
-    They follow from its name, so that they need not be stored.
+    The name of the attempt determines them, so they need not be stored.
     """
     choices = LAST_PORT - FIRST_PORT + 2 - count_ports(slots)
     if choices <= 0:

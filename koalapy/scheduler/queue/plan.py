@@ -50,10 +50,10 @@ Evaluate = Callable[[JobSpec, GridView, Barred], Placement | Refusal]
 class Plan:
     """The planned start of one job: the time by which enough nodes are expected to be free for it.
 
-    It is the job of the highest priority that has waited longest, of those that would fit without the scheduler's other
-    jobs. It keeps its turn until its nodes are claimed. Other jobs of its priority and below may use any nodes until
-    the planned start, and beyond it those that it does not need. If the start is late since a job of unknown run time
-    did not end as expected, it is planned anew, and from then on only jobs with a walltime may use its nodes.
+    The job has the highest priority and has waited longest, of those that would fit without the scheduler's other jobs.
+    It keeps its turn until its nodes are claimed. Other jobs of its priority and below may use all nodes until the
+    planned start, and run beyond it on nodes that the job does not need. If the start is late since a job of unknown
+    run time did not end as expected, it is planned anew. From then on only jobs with a walltime may use its nodes.
     """
 
     def __init__(

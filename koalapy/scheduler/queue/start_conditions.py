@@ -200,7 +200,7 @@ class StartConditions:
         return bool(job.awaits) or (job.spec.begin is not None and now < job.spec.begin)
 
     def _note_end(self, job: Job) -> None:
-        """Note the end of a job that others wait for, and forget what this one waited for."""
+        """Note the end of a job that others wait for, and forget its own dependencies."""
         if job.id in self._dependents:
             self.ended.append((job.id, job.state))
         if not _has_conditions(job.spec):

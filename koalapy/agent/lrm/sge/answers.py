@@ -247,7 +247,7 @@ def read_job_error(text: str) -> str:
 def read_waiting_reason(text: str) -> str:
     """Return why a job waits, from the scheduling information in the output of ``qstat -j``; empty if there is none.
 
-    A line about the parallel environment or a limit is about the whole job; other lines are about one queue each.
+    A line about the parallel environment or a limit is about the whole job; each other line is about one queue.
     """
     _, found, information = text.partition("scheduling info:")
     lines = [" ".join(line.split()) for line in information.splitlines()] if found else []
