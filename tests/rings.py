@@ -32,7 +32,7 @@ NEEDS_ROOT = "root missing"
 """The skip reason of tests that need root: those that have it in ring 1 would be skipped in an ordinary account."""
 TIMEOUT_S, LONG_TIMEOUT_S = 30.0, 300.0
 """Seconds of real time after which a test of ring 1 fails: one in this process, and one that starts processes or states
-a property, of which a failing example is shrunk. A timeout meanwhile would count as a second failure of the program."""
+a property, of which a failing example is shrunk. A timeout during that would count as a second failure of the test."""
 MAX_LISTED = 30
 """Tests over their budget that the summary lists."""
 FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000

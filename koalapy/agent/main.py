@@ -303,7 +303,7 @@ def check_host(
 
 
 def _configuration_finding(cluster: str, config: Path | None, installed: Sequence[str]) -> Finding:
-    """Report which configuration the check uses; None stands for the built-in one."""
+    """Report which configuration the check uses; None: the built-in one."""
     if config is not None:
         return Finding("configuration", True, str(config.absolute()))
     places = " nor ".join(installed)

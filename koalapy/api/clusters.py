@@ -58,14 +58,14 @@ class DrainOrder(Input):
 
 
 class ResumeOrder(Input):
-    """What is resumed."""
+    """The drains that are withdrawn."""
 
     planned: bool = False
     """Whether the planned drains are withdrawn, in place of the one in force."""
     begin: fields.PointInTime | None = None
     """Only the planned drain that begins in this minute is withdrawn."""
     ordered: fields.PointInTime | None = None
-    """Of several that begin then, the one that was ordered in this second (its field `at`)."""
+    """Of several drains that begin then, only the one ordered in this second (its field `at`)."""
 
 
 class LossOrder(Input):

@@ -27,7 +27,7 @@ class WireFormat:
     """The JSON format of a Python type, if it differs from the default."""
 
     body: Any
-    """Type in requests, whose values are those of the model."""
+    """Type in requests, with the values of the model."""
     view: Any = None
     """Type in responses; None: as derived from the Python type."""
 
@@ -96,7 +96,7 @@ def body_model(
     """Return the request body that is derived from a dataclass, or from ``only`` some of its fields.
 
     ``needs``: fields without a default here. ``elements``: types of list entries and unions, by field. ``is_change``:
-    each field may be left out, and null stands for its default.
+    each field may be left out, and null means its default.
     """
     types: dict[str, Any] = {}
     for field in describe_fields(kind).values():

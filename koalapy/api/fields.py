@@ -74,7 +74,7 @@ class _TextForm(GroupedMetadata):
 def text_form(
     parse: Callable[[Any], Any], problem: str, hint: str, show: Callable[[Any], object] | None = None, **schema: Any
 ) -> GroupedMetadata:
-    """Return the format of a type whose values ``parse`` reads from texts or numbers, with its OpenAPI ``schema``.
+    """Return the format of a type, with its OpenAPI ``schema``; ``parse`` reads values from texts or numbers.
 
     A ``ValueError`` of ``parse`` is reported with ``problem`` and ``hint``. ``show`` returns the text of a value.
     """
@@ -266,7 +266,7 @@ ResultInputText = Annotated[
 
 
 def _parse_memory(value: Any) -> int:
-    """Return the bytes of a size such as ``10GB``; a value without a unit has a hint of its own."""
+    """Return the bytes of a size such as ``10GB``; a value without a unit has its own hint."""
     try:
         return parse_memory(value)
     except ValueError as error:

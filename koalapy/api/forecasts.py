@@ -120,7 +120,7 @@ class WhatIf(Input):
     """The hypothetical changes to simulate; without any, only the current state is simulated."""
 
     policy: Name = ""
-    """A policy for all waiting jobs whose requests it serves."""
+    """A policy for all waiting jobs that it can serve."""
     rules: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["queue=fcfs"]])
     """Scheduling rules, written as in the configuration."""
     drain: list[Name] = Field([], max_length=MAX_CHANGES)

@@ -50,7 +50,7 @@ _LINE, _TABLE = TypeAdapter(UsageLine), TypeAdapter(UsageTable)
 
 
 class HistoryQuery(of_api.JobSelection):
-    """The ended jobs to list, and their order. In ``name``, * stands for any characters."""
+    """The ended jobs to list, and their order. In ``name``, * matches any characters."""
 
     since: of_api.PastTime = Field("7d", description=f"jobs that ended at or after this time: {PAST_TIME_EXAMPLES}")
     until: of_api.PastTime = Field("now", description="jobs that ended before this time")
@@ -135,7 +135,7 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
     @router.get("/history", response_model=HistoryView)
     async def list_history(caller: Caller, query: Annotated[HistoryQuery, Query()]) -> Any:
         """List jobs that ended in a span, the last end first, with their times, node-seconds, processor time and
-        memory. Users see their own jobs. In `name`, * stands for any characters.
+        memory. Users see their own jobs. In `name`, * matches any characters.
 
         Another order, and the sums, cover the 10,000 jobs that ended last; `next` and `sums_next` continue with earlier
         ones.

@@ -89,7 +89,7 @@ _JobPatch = body_model(
 
 
 class JobPatch(_JobPatch):  # type: ignore[misc, valid-type]
-    """The changed fields of a waiting job. Fields that are left out stay; null stands for the default."""
+    """The changed fields of a waiting job. Fields that are left out stay; null means the default."""
 
     request: RequestPatch | None = None
     reason: fields.Reason = ""

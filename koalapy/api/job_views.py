@@ -119,7 +119,7 @@ _AttemptComponent = view_model(
 class AttemptComponentView(_AttemptComponent):  # type: ignore[misc, valid-type]
     """A component of an attempt, with its times.
 
-    ``rank`` is its position in the placement. A component whose claim failed is ``superseded`` by another of the same
+    ``rank`` is its position in the placement. A component with a failed claim is ``superseded`` by another of the same
     rank.
     """
 

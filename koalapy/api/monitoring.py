@@ -63,7 +63,7 @@ class ReadinessView(Output):
 
 
 class NotReady(Problem):
-    """A problem with the failed checks, whose ``detail`` lists the reasons."""
+    """A problem with the failed checks; its ``detail`` lists the reasons."""
 
     ready: Literal[False] = False
     checks: list[Check] = []

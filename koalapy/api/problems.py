@@ -139,7 +139,7 @@ async def _koala_error(request: Request | WebSocket, error: Exception) -> Respon
 
 
 async def _socket_validation_error(socket: Request | WebSocket, error: Exception) -> Response:
-    """Answer a WebSocket whose parameters are invalid with the problem of the first one."""
+    """Answer invalid parameters of a WebSocket with the problem of the first one."""
     assert isinstance(error, WebSocketRequestValidationError)
     return await _koala_error(socket, usage_error(error.errors(), BaseModel))
 

@@ -39,7 +39,7 @@ Term = Annotated[str, Query(pattern=r"^[A-Za-z0-9+._-]{0,64}$", description="typ
 
 
 class ClientFrame(Input):
-    """A text frame of a client. A frame sets what it contains."""
+    """A text frame of a client. A frame sets the fields that it contains."""
 
     rows: Annotated[int, Field(ge=0, le=MAX_TERMINAL_SIZE)] | None = None
     columns: Annotated[int, Field(ge=0, le=MAX_TERMINAL_SIZE)] | None = None

@@ -91,7 +91,7 @@ def tokens_router(identities: Identities) -> APIRouter:
 
     @router.post("/{token}/revoke", response_model=TokenList)
     async def revoke_token(caller: Caller, token: Id) -> Any:
-        """Revoke one token and those that it created."""
+        """Revoke a token and the tokens created with it."""
         return {"tokens": await identities.revoke_tokens([token], caller)}
 
     return router

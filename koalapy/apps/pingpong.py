@@ -1,7 +1,7 @@
 """Latency (64 KB) and bandwidth (1 MB) between rank 0 and each other rank, both ways, as measured in sonmez-2010 V-A.
 
-Messages go there and back in turn, each answered with an empty one, so that each way is timed by itself: from what a
-message and its answer took, half of what an empty message takes there and back is taken off.
+Both ways are measured in turn. Each message is answered with an empty one: the time of the way is that of message and
+answer, less half of the round trip of an empty message.
 """
 
 import json

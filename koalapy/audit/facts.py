@@ -135,7 +135,7 @@ class JobRecord:
     submitted_at: float = 0.0
     ended_at: float | None = None
     shares: bool = False
-    """Whether it accepts part of a node beside other jobs."""
+    """Whether it accepts part of a node that other jobs use, too."""
     after: tuple[tuple[tuple[int, str], ...], ...] = ()
     """Its dependencies: clauses of alternatives, each a job and how it must end."""
     array: ArrayCounts | None = None

@@ -263,7 +263,7 @@ class _Reported:
 def read_record(folder: Path) -> Iterator[Run]:
     """Yield the programs that agents reported, by the daemon's record of events.
 
-    A killed daemon loses the last second of its record, so each daemon run is a source of its own. Nothing is known of
+    A killed daemon loses the last second of its record, so each daemon run is a separate source. Nothing is known of
     what began before the end of its first part, if others were removed.
     """
     parts = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}

@@ -54,7 +54,7 @@ class Missing:
 
 @dataclass(slots=True)
 class Report:
-    """The findings of an audit, and what it could not prove."""
+    """The findings of an audit, and the facts that it could not prove."""
 
     sources: list[Source] = field(default_factory=list)
     jobs: int = 0
@@ -395,7 +395,7 @@ def check_array(job: JobEvidence, evidence: Evidence) -> Results:
 
 @_job_rule("dependency-first")
 def check_dependencies(job: JobEvidence, evidence: Evidence) -> Results:
-    """A dependent job never begins before what it depends on has ended in the required way."""
+    """A dependent job never begins before the jobs that it depends on have ended in the required way."""
     record = job.record
     if record is None or not record.after:
         return

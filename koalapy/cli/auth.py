@@ -1,4 +1,4 @@
-"""Who you are for the daemon: ``koala login``, ``logout``, ``whoami``, ``limits``, ``token`` and ``dashboard``."""
+"""A user's identity: ``koala login``, ``logout``, ``whoami``, ``limits``, ``token`` and ``dashboard``."""
 
 import os
 import sys

@@ -182,7 +182,7 @@ class Client:
             yield from (post or self.post)(f"/api/v1/jobs/{action}", body)["jobs"]
 
     def change_job(self, job: int, change: Json) -> Json:
-        """Change fields of a waiting job, which is then tried at once. Null stands for the default of a field."""
+        """Change fields of a waiting job, which is then tried at once. Null means the default of a field."""
         return self._request_json("PATCH", f"/api/v1/jobs/{job}", body=change)
 
     def job(self, job: int, **query: Any) -> Json:

@@ -1,4 +1,4 @@
-"""An executor of ``concurrent.futures`` whose calls run as tasks of arrays.
+"""An executor of ``concurrent.futures`` that runs calls as tasks of arrays.
 
 Calls that are submitted within a moment become one array. Functions, arguments and results are pickled: results run as
 code in this process as soon as a task ends, so only clusters that the user trusts with that may run them.
@@ -47,8 +47,8 @@ class TaskFuture(Future[T]):
 class GridExecutor(Executor):
     """An executor that runs each call as a task on the grid. Made by ``Grid.executor``; use it in a ``with`` block.
 
-    An exception in the call is raised by its future. A task that the infrastructure fails is repeated by the grid;
-    ``GridError`` stands for a call that could not be made, or ended without a result.
+    A future raises the exception of its call, or ``GridError`` if the call could not be made, or ended without a
+    result. A task that the infrastructure fails is repeated by the grid.
     """
 
     def __init__(self, client: Client, python: str, at_once: int | None, options: Json) -> None:
@@ -80,7 +80,7 @@ class GridExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and wait until all have ended. ``cancel_futures``: cancel their tasks first."""
+        """Stop accepting calls, and wait until all have ended. ``cancel_futures``: cancel their tasks first."""
         with self._changed:
             self._is_shut = True
             futures = [*(future for _, future in self._calls), *self._tasks.values()]
@@ -143,7 +143,7 @@ class GridExecutor(Executor):
                 pause = MIN_PAUSE_S if has_calls or has_changed else min(2 * pause, MAX_PAUSE_S)
 
     def _submit_batch(self) -> None:
-        """Submit the next calls as one array. They stay in ``_calls`` meanwhile, where ``shutdown`` finds them."""
+        """Submit the next calls as one array. Until then they stay in ``_calls``, where ``shutdown`` finds them."""
         count, size = 0, 0
         while count < min(len(self._calls), MAX_BATCH) and size < MAX_BATCH_BYTES:
             size += len(self._calls[count][0])
@@ -229,5 +229,5 @@ class GridExecutor(Executor):
 
 
 def _end_cancelled(future: Future[Any]) -> bool:
-    """Return whether a future is cancelled. If so, those who wait for it learn it here."""
+    """Return whether a future is cancelled. If so, notify its waiters."""
     return future.cancelled() and not future.set_running_or_notify_cancel()

@@ -11,7 +11,7 @@ import traceback
 import types
 
 MAIN = "__mp_main__"
-"""The name of the script's module, as of multiprocessing: what it runs belongs below ``if __name__ == "__main__"``."""
+"""The name of the script's module, as of multiprocessing: code to run belongs below ``if __name__ == "__main__"``."""
 CALLS, SCRIPT, RESULT = "koala_calls.pickle", "koala_main.py", "koala_result.pickle"
 
 

@@ -97,7 +97,7 @@ def list_of(value: Any) -> list[Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value of Python as the API takes it. A job stands for its number."""
+    """Return a value of Python as the API takes it. A job becomes its number."""
     match value:
         case str() | bool() | int() | float():
             return value

@@ -171,7 +171,7 @@ class TlsSection:
 
 @dataclass(frozen=True)
 class RelaySection:
-    """The hub of relayed links, which runs beside the daemon (``koala relay hub``)."""
+    """The daemon's hub of relayed links (``koala relay hub``)."""
 
     control: AbsolutePath | None = None
     """Control socket of the hub. Without one, jobs use no relayed links."""

@@ -62,7 +62,7 @@ class Core:
         database = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
         self.stores = stores = open_stores(database, output, machine.now, numbers, claim)
         self.start_alerts = numbers.alerts
-        """What was wrong with the stored data when the daemon started."""
+        """Problems of the stored data at the start of the daemon."""
         self.clock = clock = steady_clock(machine)
         self.links = LinkTable(settings.clusters, settings.known_links(), stores.measurements.latest())
         catalogue = Catalogue(stores.files.replicas())

@@ -139,7 +139,7 @@ async def run(
         Raise ``ConflictError`` if another daemon has the lease.
         """
         core = Core(settings, policies, data_dir, claim, machine)
-        async with AsyncExitStack() as ending:  # what was started last ends first
+        async with AsyncExitStack() as ending:  # the last part started ends first
             ending.callback(core.stores.jobs.close)
             if core.record is not None:
                 ending.push_async_callback(core.record.close)

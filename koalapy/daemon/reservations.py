@@ -47,7 +47,7 @@ MAX_LIVE = 100
 MAX_RELEASED = 1000
 """Reservations that one check has a cluster release; the next one goes on."""
 RELEASE_TIMEOUT_S = 30.0
-"""Seconds for all questions to a cluster about what it should not have."""
+"""Seconds for all questions to a cluster about reservations that it should not have."""
 MAX_SITE_NUMBER = 10**9
 """Site names end with a random number below."""
 NAME = re.compile(r"(?!r[0-9]+$|koala-)[a-z0-9_][a-z0-9_.-]{0,39}", re.ASCII | re.IGNORECASE)
@@ -67,7 +67,7 @@ class ReservationOrder:
     name: Name = ""
     """By default ``r`` and a number."""
     users: Annotated[tuple[Name, ...], Length(50)] = ()
-    """Other users whose jobs may use it."""
+    """Other users that may use it."""
 
 
 class Reservations:
@@ -347,7 +347,7 @@ class Reservations:
         return [reservation for reservation in self._all.values() if reservation.state.is_live]
 
     async def _change(self, reservation: Reservation, state: ReservationState, reason: str) -> Reservation:
-        """Change the state of a reservation, unless it has changed meanwhile; return it as it is then.
+        """Change the state of a reservation. If it was changed by others in between, return its present value instead.
 
         It has its former state until the change is stored and the scheduler has it. If that fails, it can be repeated,
         and ``check`` does.
@@ -361,7 +361,7 @@ class Reservations:
         return self._all[reservation.id]
 
     async def _store_change(self, ident: int) -> None:
-        """Store a change with what it does to jobs, and have the clusters of an ended reservation checked."""
+        """Store a change with its effects on jobs, and request a check of the clusters of an ended reservation."""
         changed = self._unstored[ident]
         await self._engine.commit(WorkItem(events=(ReservationChanged(changed),)))
         self._all[ident] = changed

@@ -48,8 +48,8 @@ class AlertGroup:
     """Alerts with the same cause, most urgent first."""
 
     alert: Alert
-    """What they have in common: the first with the earliest start and, of several, a summary of all. Texts have
-    ``NAME`` in place of the cluster then."""
+    """The first alert; of several, with the earliest start of all, a summary, and ``NAME`` in place of the cluster in
+    texts."""
     alerts: Sequence[tuple[Alert, str]]
     """All of them, each with the path of the page with its details; empty if there is none."""
     page: str

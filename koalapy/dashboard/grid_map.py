@@ -95,7 +95,7 @@ def _place(ring: Sequence[ClusterRow], off_ring: Sequence[ClusterRow]) -> tuple[
     if number:
         height = float(FLAT_RING_HEIGHT if number <= FLAT_RING else RING_HEIGHT)
         horizontal, vertical = (0.0, 0.0) if number == 1 else (WIDTH / 2 - 80, height / 2 - 70)
-        # Beside each other at the left and right there is room for a disc with its name below.
+        # Side by side at the left and right there is room for a disc with its name below.
         limit = min(LARGEST_RADIUS, (height if number == 1 else vertical * sin(2 * pi / max(4, number)) - 24) / 2)
         for index, row in enumerate(ring):
             # The first cluster is at the left, so that two or three clusters share the width.

@@ -29,7 +29,7 @@ class TimeRange:
     until: str
     """Empty for now."""
     name: str
-    """The one of ``RANGES`` that it is; empty for another."""
+    """Its name in ``RANGES``; empty for another range."""
 
     @property
     def seconds(self) -> float:

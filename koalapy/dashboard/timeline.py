@@ -160,7 +160,7 @@ class TimelineLane:
 
     label: str
     nodes: int
-    """Number of nodes that the height of the lane stands for."""
+    """Number of nodes that the height of the lane represents."""
     bars: Sequence[TimelineBar]
     page: str = ""
     """The path that the label links to; empty for none."""
@@ -310,7 +310,7 @@ class Timeline:
 
 
 def component_phases(component: PastComponent, now: float) -> list[Phase]:
-    """Return the time of a component at the barrier, and its run time. Empty for one that never had its nodes."""
+    """Return the time of a component at the barrier, and its run time; none if it never had its nodes."""
     if component.claimed_at is None:
         return []
     start, launched = component.claimed_at, component.launched_at

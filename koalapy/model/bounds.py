@@ -37,7 +37,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MaxEntries:
-    """A constraint of a list: at most ``maximum`` entries, of which no more are checked after an invalid one.
+    """A constraint of a list: at most ``maximum`` entries, which are checked up to the first invalid one.
 
     The errors of a frame of invalid entries would take a minute and gigabytes.
     """

@@ -165,7 +165,7 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class NodeClassPart(NodeClass):
-    """Nodes of a class of which other jobs use a part; ``memory``, ``cores`` and ``gpus`` are what they leave."""
+    """Nodes of a class of which other jobs use a part; ``memory``, ``cores`` and ``gpus`` are the unused part."""
 
     memory_per_core: int | None = None
     """Bytes of memory that belong to each core of the whole node; None: memory is not limited."""
@@ -238,7 +238,7 @@ class ClusterView:
         """Return the cluster with only the nodes that meet a requirement; None if it has none.
 
         For a job that shares nodes, partly used nodes with enough left count as idle nodes of their class. Raise
-        ``ValueError`` if some were counted so for another requirement: what is left of them is not known any more.
+        ``ValueError`` if some were counted so for another requirement: their unused part is not known any more.
         """
         if self.selected_for is not None:
             if requirement == self.selected_for:

@@ -58,7 +58,7 @@ class Dependency:
 
 
 def format_entry(job: int) -> str:
-    """Return the name of an entry of a batch, ``#0`` for the first, by the number that stands for it."""
+    """Return the name of an entry of a batch, ``#0`` for the first, by the number that represents it."""
     return f"#{-1 - job}"
 
 

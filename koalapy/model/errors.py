@@ -325,7 +325,7 @@ BOUNDS = {
 def explain_error(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return the problem and the hint for an error of pydantic.
 
-    The problem is empty if the hint explains it. Both are empty for other types, whose own messages suffice.
+    The problem is empty if the hint explains it. Both are empty for other types: their own messages suffice.
     """
     kind = SAME.get(kind, kind)
     if kind in CORRECTIONS:

@@ -155,7 +155,7 @@ class HistoryFilter:
     until: float
     owner: str = ""
     name: str = ""
-    """May contain ``*``, which stands for any characters."""
+    """May contain ``*``, which matches any characters."""
     cluster: str = ""
     states: tuple[JobState, ...] = ()
     sort: HistorySort = HistorySort.ENDED

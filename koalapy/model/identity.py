@@ -61,7 +61,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Permission:
-    """The users that may do what others may not; the settings ``high_priority`` and ``reservations``."""
+    """The users that have an additional right; the settings ``high_priority`` and ``reservations``."""
 
     role: Literal[Role.USER, Role.OPERATOR] = Role.OPERATOR
     """The lowest role that may: ``operator``, or ``user`` for all users."""

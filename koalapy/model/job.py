@@ -250,7 +250,7 @@ class ClusterRefusal:
 
     @property
     def kind(self) -> tuple[ClusterName, RefusalCause, bool, bool, bool]:
-        """Return what identifies it among those of a job, which has one of each kind.
+        """Return the kind of the refusal; a job has at most one of each kind.
 
         The cluster, the cause, whether it is for good, and whether it bars only from or up to one size.
         """
@@ -268,7 +268,7 @@ class ClusterRefusal:
 
     @property
     def refused(self) -> str:
-        """Return what is rejected as text: ``it``, or ``2 nodes or more``."""
+        """Return the rejected sizes as text: ``it``, or ``2 nodes or more``."""
         if self.least > 1:
             return f"{format_nodes(self.least)} or more"
         return "it" if self.most == MAX_NODES else f"{format_nodes(self.most)} or fewer"
@@ -279,7 +279,7 @@ class ClusterRefusal:
 
 
 def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> tuple[ClusterRefusal, ...]:
-    """Return refusals with another one, which replaces that of its kind and those that it covers."""
+    """Return refusals with another one added, which replaces the one of its kind and all that it covers."""
     remaining = (entry for entry in refusals if entry.kind != refusal.kind and not refusal.covers(entry))
     return tuple(sorted((*remaining, refusal), key=lambda entry: entry.kind))
 

@@ -1,7 +1,7 @@
 """Parse and evaluate searches for jobs: ``user:alice state:waiting cluster:north size>32``.
 
-Every term must match. ``term:one,other`` matches any of several values, ``-term:x`` negates the term, and ``*`` stands
-for any characters. A bare word is a part of a name, user, program or cluster. Text between quotation marks is literal;
+Every term must match. ``term:one,other`` matches any of several values, ``-term:x`` negates the term, and ``*`` matches
+any characters. A bare word is a part of a name, user, program or cluster. Text between quotation marks is literal;
 two quotation marks there stand for one. Without a ``state`` term, only unfinished jobs match.
 """
 
@@ -108,7 +108,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
 _MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
 LITERAL_STAR = _STAR = "\ue000"
-"""Stands for a literal ``*``. Users cannot enter it, since it is not printable."""
+"""Represents a literal ``*``. Users cannot enter it, since it is not printable."""
 STORED_KINDS = frozenset({"user", "name", "app", "home", "priority", "cluster", "any"})
 """The kinds of terms that compare texts which the database can select."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')

@@ -69,10 +69,10 @@ class NodeReservation:
 def count_peak(uses: Iterable[tuple[float, float, int]]) -> int:
     """Return the most nodes in use at one time; ``uses``: begin, end and nodes, all of which overlap some time span.
 
-    It is the least that reservations within that span can keep from a job: at one time they have different nodes, and
-    those at different times may have the same ones. Reports do not name nodes, so that it is not known which these are.
-    The sum would keep nodes idle for good that a row of weekly reservations never uses. If they do have different
-    nodes, the resource manager lets the job wait or rejects it, and after that try it is placed elsewhere.
+    It is the least that these reservations can keep from a job: those at one time have different nodes, and those at
+    different times may have the same nodes. Reports do not name nodes, so the true number is not known. With the sum, a
+    row of weekly reservations would keep nodes idle for good that it never uses. If they do have different nodes, the
+    resource manager lets the job wait or rejects it, and after that try it is placed elsewhere.
     """
     in_use = peak = 0
     changes = ((time, nodes) for begin, end, count in uses for time, nodes in ((begin, count), (end, -count)))

@@ -356,7 +356,7 @@ class JobSpec(_RequirementCache):
 
     @property
     def cores_of_ranks(self) -> int:
-        """Return how many processors the ranks of a node request together; 0 if they request none of their own.
+        """Return how many processors the ranks of a node request together; 0 if they request none.
 
         Without ``processes_per_node`` a site has as many ranks as fit, but at least one.
         """

@@ -29,7 +29,7 @@ class MeasurementKind(StrEnum):
     PINGPONG = "pingpong"
     """An MPI ping-pong between two nodes; with an error if the nodes could not reach each other."""
     RELAYED = "relayed"
-    """A successful MPI ping-pong whose messages went over relays, as the nodes could not reach each other."""
+    """A successful MPI ping-pong over relays, as the nodes could not reach each other."""
     TRANSFER = "transfer"
     """A file transfer; the bandwidth is the smoothed value that includes it."""
     INCONCLUSIVE = "inconclusive"

@@ -19,7 +19,7 @@ class NodeAssignment:
     """The idle nodes of a cluster that several components get, by class.
 
     Placement and claiming both decide with it whether the components fit. A component takes nodes of one class if that
-    has enough, otherwise of the first ones. If others have taken these, they move to other classes.
+    has enough, otherwise of the first classes. Components that had taken these nodes move to other classes.
     """
 
     def __init__(self, classes: Sequence[NodeClass]) -> None:
@@ -88,7 +88,7 @@ class NodeAssignment:
         )
 
     def exclusive_class(self, key: int) -> str:
-        """Return the class to which a component must keep, so that it leaves the others their nodes.
+        """Return the class that a component must request, so that it leaves the others their nodes.
 
         Return an empty text if it may take any of its nodes, or has nodes of several classes.
         """

@@ -135,7 +135,7 @@ class NodeRequirement:
     qos: Word = ""
     """Account and quality of service, which the resource manager checks."""
     share: bool = False
-    """Whether a part of each node is enough, beside other jobs. ``cores`` is set then."""
+    """Whether a part of each node is enough, shared with other jobs. ``cores`` is set then."""
 
     def __str__(self) -> str:
         """Return the properties as a phrase: ``8 cores, 2 GPUs a100 and feature ib``; empty without any."""
@@ -148,7 +148,7 @@ class NodeRequirement:
 
     @property
     def description(self) -> str:
-        """Return the whole requirement as text, with the account and what is excluded."""
+        """Return the whole requirement as text, with the account and the excluded clusters and nodes."""
         charged = [f"{name} {value}" for name, value in (("account", self.account), ("qos", self.qos)) if value]
         excluded = [f"not on {', '.join(self.exclude)}"] if self.exclude else []
         return ", ".join(filter(None, (str(self), *charged, *excluded)))
@@ -316,7 +316,7 @@ def expand_host_list(text: str) -> list[str]:
 
 
 def count_hosts(text: str) -> int:
-    """Return the number of names that a list stands for. Raise ``ValueError`` for other text."""
+    """Return the number of names that a list denotes. Raise ``ValueError`` for other text."""
     return sum(prod(map(_count_texts, name)) for name in _parse_names(text))
 
 

@@ -55,7 +55,7 @@ Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
 ``limit``: a limit that may be lifted later. ``unknown``: the scope is not known.
 """
 RefusedSizes = Literal["", "few", "many"]
-"""The sizes that a rejection concerns beside the rejected one: none in particular, smaller ones, or larger ones.
+"""The sizes that a rejection concerns besides the rejected one: none in particular, smaller ones, or larger ones.
 
 Empty from agents of versions without this field.
 """

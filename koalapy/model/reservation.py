@@ -15,7 +15,7 @@ MAX_LATE_S = 60.0
 
 class ReservationState(StrEnum):
     MAKING = "making"
-    """The clusters are asked."""
+    """The clusters have not answered yet."""
     MADE = "made"
     """All clusters keep the nodes."""
     FAILED = "failed"
@@ -54,7 +54,7 @@ class Reservation:
     changed_at: float
     """When it got its state."""
     users: Annotated[tuple[Name, ...], Length(100)] = ()
-    """Other users whose jobs may use it."""
+    """Other users that may use it."""
     state: ReservationState = ReservationState.MAKING
     reason: str = ""
     """Why it is in its state."""

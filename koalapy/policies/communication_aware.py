@@ -21,7 +21,7 @@ BY_LATENCY = Weighing()
 
 
 class CommunicationAware:
-    """One cluster with a fast network of its own, or else those with the fastest links, filled in turn."""
+    """One cluster with a fast internal network, or else those with the fastest links, filled in turn."""
 
     name = "communication-aware"
     serves: frozenset[RequestType] = frozenset({"flexible"})

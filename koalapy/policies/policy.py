@@ -1,6 +1,6 @@
 """The interface of placement policies: pure functions of a request and a view of the grid (semantics 3).
 
-Reasons why a cluster cannot serve a request have the same wording for all policies.
+All policies word the reasons why a cluster cannot serve a request in the same way.
 """
 
 from bisect import bisect_left

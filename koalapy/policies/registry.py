@@ -82,7 +82,7 @@ class Registry:
         return policy
 
     def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
-        """Return the configured policy for a request; an empty name stands for the default of the request type.
+        """Return the configured policy for a request; an empty name means the default of the request type.
 
         Raise ``UsageError`` if the policy does not serve the request or has no such options.
         """

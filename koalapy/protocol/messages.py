@@ -133,7 +133,7 @@ StreamToNode = StreamOpen | StreamData | StreamCredit | StreamResize | StreamEnd
 class KnownDaemon(Message):
     """An agent's record of a daemon: number and id of its last run, and its highest job number.
 
-    A daemon whose database was restored from a backup learns from it which epochs and job numbers are in use.
+    After its database was restored from a backup, a daemon learns from it which epochs and job numbers are in use.
     """
 
     instance: Name
@@ -286,7 +286,7 @@ class RelayState(Message):
 
     type: Literal["relay_state"] = "relay_state"
     ready: bool
-    """Whether the head, the relay beside the agent, is connected to the hub."""
+    """Whether the head, the agent's relay, is connected to the hub."""
     error: TruncatedText = ""
     """The reason if it is not."""
     certificate: Annotated[str, Field(max_length=MAX_CERTIFICATE_LENGTH)] | None = None

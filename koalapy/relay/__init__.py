@@ -1,4 +1,4 @@
-"""Carry the streams of MPI programs between clusters whose nodes cannot reach each other: the hub and the heads.
+"""Carry the streams of MPI programs between clusters if their nodes cannot connect: the hub and the heads.
 
 ``main.py`` starts a relay from its configuration. ``hub.py`` and ``head.py`` decide about streams, by the live attempts
 in ``attempts.py``, which ``control.py`` receives from the daemon or the agent. ``server.py`` accepts connections, and

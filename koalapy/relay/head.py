@@ -179,7 +179,7 @@ class HubLink:
 
 
 class Head(Relay):
-    """The relay beside the agent of a cluster."""
+    """The relay of a cluster's agent."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Head(Relay):
         self.join(stream, connection.side, up, (unsent + line + connection.detach(), b""))
 
     def take_from_hub(self, message: dict[str, Any]) -> None:
-        """Fetch a stream that the hub offers, or tell the hub why not. Its opener sends a line of its own."""
+        """Fetch a stream that the hub offers, or tell the hub why not. Its opener sends a separate line."""
         try:
             offer = self._check_offer(message, None)
             hub = self._connected_hub()
@@ -330,7 +330,7 @@ class Head(Relay):
     def _check_offer(self, message: dict[str, Any], cluster: str | None) -> Offer:
         """Return a stream from another cluster to a node of this one. Raise ``Refused``.
 
-        ``cluster``: the one that it must come from; None: any other.
+        ``cluster``: the only permitted origin; None: any other cluster.
         """
         stream_id = get_stream(message)
         target, port = get_target(message)

@@ -14,7 +14,7 @@ from koalapy.runner.relay_protocol import check_seal, check_ticket, get_stream, 
 
 
 class Hub(Relay):
-    """The relay beside the daemon."""
+    """The relay of the daemon."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from koalapy.system.tls import Trust
 log = structlog.get_logger()
 
 MAX_OPEN_FILES = 1_048_576
-"""More than any hard limit: a relay takes what it is allowed."""
+"""More than any hard limit: a relay opens as many files as the system permits."""
 DEFAULT_LIMITS = Limits()
 Address = str
 Configuration = TypeVar("Configuration", bound="RelayConfiguration")
@@ -84,11 +84,11 @@ class HeadConfiguration(RelayConfiguration):
     cluster: str
     hub: Address
     ca_file: Path | None = None
-    """Certificates of authorities for the hub's; without it, those that this machine trusts."""
+    """Authorities for the hub's certificate. By default the authorities that this machine trusts."""
     pinned: Path | None = None
     """The certificate of the hub, whatever its issuer, host name and validity."""
     tls: TlsFiles | None = None
-    """The certificate by which heads of other clusters know this one."""
+    """The certificate of this head for the heads of other clusters."""
     without_tls: bool = False
     """Whether hub and heads do without TLS."""
     listen_for_heads: Address | None = None

@@ -63,7 +63,7 @@ class Stream:
     opener: Side | None = None
     """The opener's connection, until the stream is taken."""
     received: bytes = b""
-    """Bytes that came with the opener's first line."""
+    """Bytes that arrived with the opener's first line."""
     expires_at: float = 0.0
     pair: Pair | None = None
 
@@ -216,7 +216,7 @@ class Relay:
             self.lose_child(child.via, str(error))
 
     def lose_child(self, via: Via, reason: str) -> None:
-        """End the streams of a child whose control connection has ended."""
+        """End the streams of a child after the end of its control connection."""
         self._close_child(via)
         self.lose_streams(via, f"{describe_child(via)} is lost: {reason}", self.attempts_of(via))
 
@@ -273,7 +273,7 @@ class Relay:
         stream.attempt.total_streams += 1
 
     def dial(self, stream: Stream, opener: LineConnection, port: int, target: int, ticket: str = "") -> None:
-        """Let a child take a stream, whose ``opener`` waits. Raise ``Refused`` if it is not connected or at a limit."""
+        """Let a child take a stream; its ``opener`` waits. Raise ``Refused`` if it is not connected or at a limit."""
         taker = self.child_at(stream.taker)
         attempt, source, number = stream.id
         self.admit_stream(stream.id, stream.attempt)

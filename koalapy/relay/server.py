@@ -1,4 +1,4 @@
-"""Accept connections whose first line is not known yet."""
+"""Accept connections, and read their first line."""
 
 import socket
 import ssl
@@ -15,7 +15,7 @@ BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A connection whose next line is not known: its first, or a child's answer to a challenge."""
+    """A connection that has not sent its first line yet, or a child's answer to a challenge."""
 
     address: str
     since: float
@@ -90,7 +90,7 @@ class Server:
             connection.send(line)
 
     def expect_another(self, connection: LineConnection, handle: Callable[[LineConnection, bytes], None]) -> None:
-        """Expect another line of a connection, whose first is being handled, in as much time as for that one."""
+        """Expect another line of a connection, in as much time as for the first one, which is being handled."""
         address = self._strangers.pop(connection).address
         self._strangers[connection] = Stranger(address, self._loop.time(), handle)
 

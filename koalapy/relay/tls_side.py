@@ -79,7 +79,7 @@ class TlsSide(Side):
             return None
         if self.at_end:
             return 0
-        # What came with the last message of the handshake is still in the buffer, and must fit into the caller's.
+        # Bytes after the last message of the handshake are still in the buffer, and must fit into the caller's.
         received = None if self._incoming.pending else self._receive_encrypted()
         if received == 0:
             self._incoming.write_eof()
@@ -214,7 +214,7 @@ def connect_head(
 
 
 def connect_tls(host: str, port: int, context: ssl.SSLContext, name: str) -> TlsSide:
-    """Begin to connect to the hub, whose certificate must be for ``name``. Raise ``OSError``."""
+    """Begin to connect to the hub; its certificate must be for ``name``. Raise ``OSError``."""
     connection, is_connecting = begin_connecting(host, port)
     try:
         return TlsSide(connection, context, name, is_connecting=is_connecting)

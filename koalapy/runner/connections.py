@@ -43,7 +43,7 @@ encode = json.JSONEncoder(separators=(",", ":")).encode
 class Loop:
     """An event loop of one thread: callbacks for readable files and for alarms.
 
-    Its time stands still while this process is stopped. Files are handled before alarms.
+    Its time stops while this process is stopped. Files are handled before alarms.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Refused(Exception):
 def tune_stream(connection: socket.socket) -> socket.socket:
     """Set the options of a stream's connection and return it.
 
-    It has no ``TCP_USER_TIMEOUT``: with that, Linux ends a connection whose reader reads nothing for so long.
+    It has no ``TCP_USER_TIMEOUT``: with that, Linux ends a connection if its reader reads nothing for so long.
     """
     connection.setblocking(False)
     if connection.family != socket.AF_UNIX:
@@ -151,7 +151,7 @@ class Side:
         return WRITE if self._is_connecting else 0
 
     def progress(self) -> None:
-        """Handle an event: complete the connection, and send what was taken before. Raise ``OSError``."""
+        """Handle an event: complete the connection, and send pending bytes. Raise ``OSError``."""
         if self._is_connecting:
             self._is_connecting = not finish_connecting(self._socket)
             if self._must_end and not self._is_connecting:
@@ -295,7 +295,7 @@ class LineConnection:
         self._update()
 
     def start(self) -> None:
-        """Read what has arrived already."""
+        """Read bytes that have arrived already."""
         self._handle(READ)
 
     def send(self, line: bytes) -> None:
@@ -312,7 +312,7 @@ class LineConnection:
             self._update()
 
     def detach(self) -> bytes:
-        """Stop using the side, and return what was received after the last line."""
+        """Stop using the side, and return the bytes received after the last line."""
         self._loop.forget(self.side.fileno())
         self.is_open = False
         return bytes(self._incoming)
@@ -408,7 +408,7 @@ class ControlChannel:
         interval: float = HEARTBEAT_INTERVAL_S,
         silence_limit: float = SILENCE_LIMIT_S,
     ) -> None:
-        """``now``: a clock that stands still while this process is stopped."""
+        """``now``: a clock that stops while this process is stopped."""
         self._session, self._send, self._now = session, send, now
         self._interval, self._silence_limit = interval, silence_limit
         self._heard_at, self._sent_at = now(), float("-inf")

@@ -1,6 +1,6 @@
 """Run a program in a container image by the runtime of its cluster: Apptainer or Charliecloud.
 
-``mpirun`` and its daemons run outside, each rank in a container of its own.
+``mpirun`` and its daemons run outside, each rank in its own container.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Container:
 class SeriesCheck:
     """A run of ``mpirun --version`` in an image, which must have an Open MPI of the series of this node's ``mpirun``.
 
-    With another one, each rank would run alone. The runner serves its agent meanwhile.
+    With another one, each rank would run alone. The runner serves its agent during the run.
     """
 
     def __init__(self, node: Node, container: Container, environment: dict[str, str], folder: str) -> None:

@@ -122,7 +122,7 @@ def _format_script(
 PTRACE_CONT, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_LISTEN = 7, 17, 0x4206, 0x4208
 PTRACE_EVENT_EXEC, PTRACE_EVENT_STOP = 4, 128
 PTRACE_OPTIONS = 0x100000 | sum(1 << event for event in (1, 2, 3, PTRACE_EVENT_EXEC))
-"""Report fork, vfork, clone and exec; a daemon whose runner is killed is killed, too."""
+"""Report fork, vfork, clone and exec; kill the daemon if its runner is killed."""
 ENV_START, ENV_END = 49, 50
 """Fields of ``/proc/PID/stat``, counted from 0."""
 ALLOWED = re.compile("|".join([*RANK_VARIABLES, "OPAL_PREFIX"]).encode())
@@ -141,7 +141,7 @@ class ExecGuard:
         report_refusal: Callable[[str], None],
         launch_agents: Collection[Sequence[str]] = (),
     ) -> None:
-        """``names``: a file that has one of them in its name is the daemon. ``environment`` is the daemon's.
+        """``names``: a file with one of them in its name is the daemon. ``environment`` is the daemon's.
 
         ``report_refusal`` is called with the name of a program that was refused. ``launch_agents`` are the first words
         of other commands that the daemon may start.
@@ -159,7 +159,7 @@ class ExecGuard:
 
     @property
     def is_running(self) -> bool:
-        """Whether the daemon runs, whose children are checked from then on."""
+        """Whether the daemon runs; its children are checked from then on."""
         return self._daemon_pid != 0
 
     def attach(self, pid: int, argument: str) -> None:

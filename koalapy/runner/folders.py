@@ -1,7 +1,7 @@
 """Replace files atomically, create runners' folders on nodes, and remove those of killed runners.
 
 A running runner locks a file, the mark, in its folder. Another runner of the same account and machine removes a folder
-whose mark is not locked, even if the program has made parts of it read-only. It follows no links and touches no folder
+with an unlocked mark, even if the program has made parts of it read-only. It follows no links and touches no folder
 without a mark.
 """
 

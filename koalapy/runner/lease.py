@@ -65,7 +65,7 @@ class RunnerLease(SilenceClock):
     def __init__(
         self, settings: Settings, loop: Loop, send: Callable[[dict[str, Any]], None], clock: Callable[[], float]
     ) -> None:
-        """``send`` sends a message to the agent, whose welcome says the lease: ``settings.lease``."""
+        """``send`` sends a message to the agent. Its welcome contains the lease: ``settings.lease``."""
         super().__init__(clock(), clock)
         self._settings, self._loop, self._send = settings, loop, send
 

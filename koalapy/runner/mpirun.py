@@ -180,7 +180,7 @@ class Arguments:
 
 
 SRUN = "--srun"
-"""First argument, beside the folder, of a call as ``srun``."""
+"""First argument, besides the folder, of a call as ``srun``."""
 SRUN_NUMBERS = {"--ntasks": "ranks", "--ntasks-per-node": "per_node"}
 SRUN_SHORT = {
     "-n": "--ntasks",

@@ -97,13 +97,13 @@ NOTICE_TIMEOUT = 60.0
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in Open MPI 5, ORTE_ERR_COMM_FAILURE (-51) in Open MPI 4.
 
-With 0 it has also written one of ``SIGNS_OF_LOSS``, unless it lost daemons that it had told to end after all ranks."""
+With 0 it has also written one of ``SIGNS_OF_LOSS``, unless it had ordered the lost daemons to end after all ranks."""
 RELAY_VERDICT_TIME = 3.0
 """Seconds after an error of mpirun in which the loss of a relay may become known."""
 STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 MAX_REASON_LENGTH = 1000
 OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
-"""Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
+"""Open files that the head node needs besides one for each node: those of the pre-flight, and its own."""
 
 
 def start_daemon(

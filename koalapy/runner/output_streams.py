@@ -1,6 +1,6 @@
 """Keep a program's two output streams apart, label lines, read the tags of mpirun, and remove its noise.
 
-Output is one stream of bytes from runner to daemon. In the output of jobs with an error stream of its own, that stream
+Output is one stream of bytes from runner to daemon. In the output of jobs with a separate error stream, that stream
 is marked: ``ERROR_BEGINS`` starts it, and ``ERROR_ENDS`` or the end of the line ends it. So a line is complete by
 itself, as agents interleave the lines of several nodes. ``ESCAPE`` precedes such bytes of the program itself.
 """
@@ -152,7 +152,7 @@ FAILED_SENDS = (b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
 SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", *FAILED_SENDS)
 LOST_COMMUNICATION = b"has lost communication with a remote daemon"
 SIGNS_OF_LOSS = (LOST_COMMUNICATION, *FAILED_SENDS)
-"""Texts of which mpirun writes one when it loses an MPI daemon that it has not told to end."""
+"""mpirun writes one of these texts when it loses an MPI daemon that it has not ordered to end."""
 RULE = rb"^-{20,}\n"
 GIVING_UP = RULE + (
     rb"(?:(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"

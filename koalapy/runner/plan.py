@@ -60,7 +60,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 
 
 FILE_PATTERN = re.compile("%([Nr%])")
-"""What stands for the node, the rank or a percent sign in the name of an output file."""
+"""A placeholder for the node, the rank or a percent sign in the name of an output file."""
 
 
 def has_file_per_rank(name: str) -> bool:

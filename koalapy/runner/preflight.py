@@ -454,7 +454,7 @@ class Preflight:
         self._wait_for_nodes()
 
     def _send_probes(self) -> None:
-        """Send all nodes' ports to each node that has not reported its result, so that it probes them."""
+        """Let each node that has not reported its result probe the ports of all nodes."""
         listeners = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
         for index, node in enumerate(self._plan.nodes):
             if index in self._failures:
@@ -556,7 +556,7 @@ class Preflight:
         self._try_relays(self._unreached)
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
-        """Set the error message and the node that reports it, from the first route, whose addresses users know."""
+        """Set the error message and the node that reports it, from the first route, since users know its addresses."""
         # That with most failed pairs; in a tie not the head node's, which has most nodes.
         counts = Counter(self._cluster_of(index) for source, target, _ in failed for index in (source, target))
         faulty_cluster = max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ASK_INTERVAL = 2.0
 PORT_TIMEOUT = 600.0
-"""Seconds to wait for the first node's port. Most programs need none, so they start without it then."""
+"""Seconds to wait for the first node's port. Most programs need no port, so they start without it then."""
 MAX_PORT_TRIES = 64
 
 

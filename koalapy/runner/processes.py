@@ -120,7 +120,7 @@ class Processes:
         return _children_cpu_time() - self._cpu_time_before
 
     def _guard_of(self, pid: int) -> ExecGuard:
-        """Return the guard of a traced process; for one that has lost its parents, one that is running."""
+        """Return the guard of a traced process; any running guard for a process that has lost its parents."""
         parent = pid
         while parent > 1 and parent not in self._guards:
             parent = parent_of(parent)

@@ -38,7 +38,7 @@ class OutputFile:
         return FILE_PATTERN.sub(lambda match: {"N": self._node, "r": str(rank)}.get(match[1], "%"), self._name)
 
     def open(self, rank: int | None) -> None:
-        """Open the file, that of a rank if it has one for each. Raise ``Failure`` if that is not possible."""
+        """Open the file, or the rank's file if each rank has one. Raise ``Failure`` if that is not possible."""
         try:
             self._descriptor_of(rank)
         except OSError as error:
@@ -113,7 +113,7 @@ class ProgramOutput:
             self._files[True] = self._files[False]
 
     def open_files(self, rank: int) -> None:
-        """Open the user's files, those of this rank if each has its own. Raise ``Failure`` if one cannot be opened."""
+        """Open the user's files, or this rank's files. Raise ``Failure`` if one cannot be opened."""
         for file in self._files.values():
             file.open(rank)
 
@@ -137,7 +137,7 @@ class ProgramOutput:
                 pass
 
     def read_rest(self, *, stopped: bool) -> None:
-        """Read what is left in the pipes after the program's end, and release what is held back."""
+        """Read the rest of the pipes after the program's end, and release output that is held back."""
         self.read_pipes()
         if self.role is not None:
             for is_error, rank, output in self.role.rest_of_output(stopped=stopped):

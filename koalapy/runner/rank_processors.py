@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def distribute_ranks(job: Plan, request: dict[str, Any]) -> list[int]:
     """Return the ranks on each node of a job, as a call of ``mpirun`` requests them.
 
-    Without a number all slots get a rank, the first nodes first. Raise ``Failure`` if the job lacks what is requested.
+    Without a number all slots get a rank, the first nodes first. Raise ``Failure`` for missing nodes or too many ranks.
     """
     hosts, per_node, ranks = request["hosts"] or {}, request["per_node"], request["ranks"]
     chosen = request.get("indices") or _choose_nodes(job, request["hosts"], request["clusters"])

@@ -25,7 +25,7 @@ FIRST_PORT, LAST_PORT = 15_000, 32_767
 RELAY_CONTROL_PORTS = 8
 """Ports of each node at which mpirun listens for its daemons, if it runs there: two for each program at a time."""
 SPARE_PORTS = 4
-"""Ports of each node beside one for each rank: for the probe, and for ports that other programs use."""
+"""Ports of each node besides one for each rank: for the probe, and for ports that other programs use."""
 
 
 def count_ports(slots: Sequence[int]) -> int:
@@ -73,7 +73,7 @@ class RelayOffer:
 
     @property
     def required(self) -> set[Pair]:
-        """Return the pairs whose direct connections are not even tried."""
+        """Return the pairs that are relayed without a direct try."""
         return {pair for pair, how in self.pairs.items() if how == "relayed"}
 
 
@@ -130,7 +130,7 @@ def read_links(message: Mapping[str, Any], offer: RelayOffer | None) -> RelayedL
 def check_networks(links: RelayedLinks, cluster: str, clusters: Collection[str], own: str) -> None:
     """Raise ``ValueError`` if the head node of another site describes this node's cluster wrongly.
 
-    Else ranks of clusters whose links are to be relayed could connect directly. ``clusters``: those of the job.
+    Else ranks could connect directly where links are to be relayed. ``clusters``: those of the job.
     ``own``: the network of this node.
     """
     if links.on_loopback:

@@ -136,7 +136,7 @@ MAX_SETTINGS_LENGTH = 16 * 1024 * 1024
 
 
 RESERVED_FILES = 64
-"""Open files of a node's relay beside its listeners, with its first streams."""
+"""Open files of a node's relay besides its listeners, with its first streams."""
 
 
 class PortTaken(Exception):
@@ -175,7 +175,7 @@ class NodeRelay:
         find_owner: Callable[[tuple[str, int], tuple[str, int]], int | None],
         account: int,
     ) -> None:
-        """``report`` sends an event to the runner. ``account``: the one whose processes may use the listeners."""
+        """``report`` sends an event to the runner. ``account``: its processes may use the listeners."""
         self._loop, self._settings, self._report = loop, settings, report
         self._find_owner, self._account = find_owner, account
         self._pool = PipePool()

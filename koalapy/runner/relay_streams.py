@@ -1,7 +1,7 @@
 """Pass the bytes of streams between pairs of sockets, in one thread.
 
-A stream of a program has a connection of its own on each hop. A relay pairs two connections, and passes what it reads
-from one to the other. It reads no more than the other takes, so a slow reader delays its own stream only.
+A stream of a program has its own connection on each hop. A relay pairs two connections, and passes bytes from one to
+the other. It reads only as much as the other takes, so a slow reader delays its own stream only.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _spare_file = SpareFile()
 
 
 class Listener:
-    """A socket whose connections are accepted. Without file descriptors it refuses new connections."""
+    """A socket that accepts connections. Without file descriptors it refuses new connections."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class Pump:
             self._finish()
 
     def _flush(self) -> bool:
-        """Send what was read before. Return whether nothing of it is left."""
+        """Send the bytes read before. Return whether all are sent."""
         if self._pending is not None:
             sent = self._target.send(self._pending)
             self.counter[0] += sent
@@ -329,7 +329,7 @@ class Pair:
         self.is_closed = False
 
     def start(self) -> None:
-        """Send what is pending, and begin to wait for more."""
+        """Send pending bytes, and begin to wait for more."""
         try:
             for pump in self._pumps:
                 pump.move()

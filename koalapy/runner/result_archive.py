@@ -30,7 +30,7 @@ class Patterns:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         paths = [[part for part in pattern.split("/") if part not in ("", ".")] for pattern in patterns]
-        # Repeated ** would only cost time. None stands for any number of folders.
+        # Repeated ** would only cost time. None matches any number of folders.
         reduced = ([p for p, last in zip(parts, ("", *parts)) if (p, last) != ("**", "**")] for parts in paths)
         self._patterns = [
             [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]

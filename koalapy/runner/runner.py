@@ -89,7 +89,7 @@ class Runner:
         self._relayed_pairs: set[Pair] = set()
         """Pairs of clusters that programs of this job use relays for: these, or all with them."""
         self._early: list[dict[str, Any]] = []
-        """Relays that arrived before the plan, which names the job's nodes; senders repeat what is dropped."""
+        """Relays that arrived before the plan, which names the job's nodes; senders repeat dropped ones."""
         self._early_size = 0
         self._result: dict[str, Any] | None = None
         self._relay_loss, self._exit_sent = "", False

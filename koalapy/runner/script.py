@@ -31,7 +31,7 @@ MAX_NAME_BYTES = 200
 """Bytes of the name of a script's file; longer names become ``script``."""
 MAX_STEP_NUMBER = 2**31
 NETWORK_PARAMETERS = ("btl_tcp_if_include", "btl_tcp_if_exclude", "oob_tcp_if_include", "oob_tcp_if_exclude")
-"""Parameters of Open MPI whose values differ between clusters. koalapy sets them on each node."""
+"""Parameters of Open MPI that differ between clusters. koalapy sets them on each node."""
 MAX_ENDED = 1000
 """Ended steps whose late messages a node recognizes."""
 CLIENT = f"{os.path.dirname(os.path.abspath(__file__))}/mpirun.py"
@@ -170,7 +170,7 @@ class ScriptHead(Role):
         return any(step.role.is_starter(pid) for step in self._steps.values())
 
     def close(self) -> None:
-        """Cancel the alarms of all steps, and answer no more calls."""
+        """Cancel the alarms of all steps, and stop answering calls."""
         self._waiting.clear()
         for step in self._steps.values():
             step.close()
@@ -209,7 +209,7 @@ class ScriptHead(Role):
     def _choose_nodes(self, count: int, *, is_here: bool) -> list[int]:
         """Return the indices of so many nodes for a step of Slurm: those with the fewest ranks of other steps.
 
-        ``is_here``: this node is one of them.
+        ``is_here``: include this node.
         """
         busy = [sum(step.slots[index] for step in self._steps.values()) for index in range(len(self._plan.nodes))]
         if is_here:

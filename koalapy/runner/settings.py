@@ -63,7 +63,7 @@ class Settings:
         self.shares_processors = host == "LOCALD_NODE"
         """Whether other nodes of the cluster are on the same machine: it is embedded."""
         self.host = environment.get(host, "")
-        """Address of this node for the job's other nodes; empty: the one by which it reaches its agent."""
+        """Address of this node for the job's other nodes; empty: its address on the connection to its agent."""
         self.secret = self._take_secret(environment.get("KOALA_SECRET_PIPE"))
         self.lrm_pipe = int(environment.get("KOALA_LRM_PIPE", "-1"))
         """A pipe that closes when the resource manager that started this runner ends; -1: none."""

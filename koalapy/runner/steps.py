@@ -244,7 +244,7 @@ class Order:
 
 
 class StepLoop(Loop):
-    """The runner's event loop for one program: its alarms have names of their own, its errors end only the program."""
+    """The runner's event loop for one program: its alarms have separate names, its errors end only the program."""
 
     def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], object]], None]) -> None:
         self._loop, self._prefix, self._run = loop, prefix, run

@@ -59,7 +59,7 @@ class Inlet:
         self._is_last = self._has_ended = self._is_broken = False
 
     def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
-        """Add a piece. Ignore what was received before. Raise ``ValueError`` for a gap or too many bytes."""
+        """Add a piece. Ignore bytes received before. Raise ``ValueError`` for a gap or too many bytes."""
         new = data[max(0, self.received - offset) :]
         if offset > self.received or len(self._pending) + len(new) > STREAM_WINDOW:
             raise ValueError("the client has sent more than it was allowed to")

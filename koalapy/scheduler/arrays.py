@@ -1,7 +1,7 @@
 """Arrays: the next task to start, and what follows from the end of a task.
 
-An array is one job record and one entry of a placement queue, with the shape of one task. A task becomes a job of its
-own when it is placed. From then on it is like any other job, and its array only counts it.
+An array is one job record and one entry of a placement queue, with the shape of one task. A task becomes a separate
+job when it is placed. From then on the array only counts it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -134,7 +134,7 @@ class Arrays:
     def count_ended_tasks(self, now: float) -> bool:
         """Count the tasks that have ended in their arrays, and return whether there were any.
 
-        An array whose limit was reached may then start another task. One of which a task failed may be stopped.
+        An array that was at its limit may then start another task. One of which a task failed may be stopped.
         """
         ended_tasks = self._ledger.ended_tasks
         had_any = bool(ended_tasks)

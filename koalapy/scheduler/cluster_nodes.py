@@ -117,7 +117,7 @@ class ClusterNodes:
         self.capacity_expected |= self.expected > expected_before
 
     def _await_nodes_again(self, missing: frozenset[Token]) -> None:
-        """Update which components await their nodes: those that lost them (``missing``), and not those with them."""
+        """Update the components that await nodes: add ``missing``, which lost them, and remove those that have them."""
         for token in missing:
             if token in self.live and token not in self._reserved:
                 self._await_nodes(token, self.live[token])
@@ -143,7 +143,7 @@ class ClusterNodes:
 
         ``nodes``: which nodes it may get.
         ``preemptible``: jobs of high priority may preempt it and, if a ``guest``, jobs of this home site. ``demand``:
-        bytes per second that it exchanges with other clusters. ``reservation``: the one that has its nodes.
+        bytes per second that it exchanges with other clusters. ``reservation``: the name of its reservation.
         """
         self.on_change()
         shares = self.last_report.shares and nodes.shares

@@ -27,7 +27,7 @@ class NodeUse:
     withheld: int = 0
     """Nodes that the resource manager keeps for others or for reservations."""
     unknown: int = 0
-    """All nodes of a cluster whose last report is outdated: what they do now is not known."""
+    """All nodes of a cluster with an outdated report: their present use is not known."""
 
 
 @dataclass(slots=True, eq=False)

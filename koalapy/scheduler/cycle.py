@@ -79,7 +79,7 @@ class Cycle:
         self._knowledge.invalidate()
 
     def _begin_placing(self) -> None:
-        """Clear what was known in the last cycle, and wake the jobs that may be placed now."""
+        """Clear the facts of the last cycle, and wake the jobs that may be placed now."""
         self.invalidate()
         if first_seen := self._state.experience.take_first_seen():
             self._queues.regroup_jobs(first_seen)

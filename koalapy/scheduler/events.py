@@ -181,7 +181,7 @@ class RelayChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReservationChanged:
-    """A reservation was made, or is in force no more."""
+    """A reservation was made, or is no longer in force."""
 
     reservation: Reservation
 

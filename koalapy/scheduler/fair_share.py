@@ -39,7 +39,7 @@ class Account:
     """The advance reservations that are in force, by id."""
 
     def decay(self, now: float, half_life: float) -> float:
-        """Return what is left of the use by ended attempts. A clock that was set back takes nothing away."""
+        """Return the decayed use by ended attempts. A clock that was set back takes nothing away."""
         return self.past * float(2.0 ** -(max(0.0, now - self.at) / half_life))
 
     def charge(self, node_seconds: float, time: float, half_life: float) -> None:

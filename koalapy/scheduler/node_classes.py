@@ -56,9 +56,9 @@ class NodeClasses:
         self._parts = tuple(parts)
 
     def parts(self, awaiting: Mapping[Token, int]) -> tuple[NodeClass, ...]:
-        """Return the partly used nodes that are left by components whose nodes are not reported yet.
+        """Return the partly used nodes that remain if components in ``awaiting`` get their nodes.
 
-        Such a component may get any of these nodes, so it is subtracted from all that it may get.
+        Such a component may get any node that it accepts, so its size is subtracted from all classes that it accepts.
         """
         parts = self._parts
         if parts:

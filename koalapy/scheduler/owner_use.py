@@ -125,7 +125,7 @@ class OwnerUse:
         """Raise ``NeverAllowed`` if a job can never be placed, ``LimitReached`` if its owner has too many.
 
         ``ahead``: the earlier jobs of the same batch by scope, to which this one is added. ``is_queued``: whether the
-        job waits already, so that it is not one more.
+        job waits already, so that it does not count again.
         """
         if not self.counts or spec.internal:
             return

@@ -20,7 +20,7 @@ class Reservations:
         self._grid = grid
         self._by_name: dict[str, Reservation] = {}
         self._ends: dict[str, str] = {}
-        """Why the last reservation of a name is in force no more."""
+        """Why the last reservation of a name is no longer in force."""
 
     def all(self) -> tuple[Reservation, ...]:
         return tuple(self._by_name.values())
@@ -33,7 +33,7 @@ class Reservations:
         return self._ends.get(name, "is not in force any more")
 
     def store(self, reservation: Reservation) -> None:
-        """Add a reservation that was made, or remove one that is in force no more. Leave others of its name alone."""
+        """Add a reservation that was made, or remove one that is no longer in force. Leave others of its name alone."""
         is_made = reservation.state is ReservationState.MADE
         if self._by_name.get(reservation.name, reservation).id == reservation.id:
             if is_made:

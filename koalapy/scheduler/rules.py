@@ -115,9 +115,9 @@ class Rules:
     """Waiting time after which the start of the longest waiting job is planned: others use its nodes only if they end
     in time. None disables it."""
     default_walltime: Annotated[Seconds, FINITE] | None = None
-    """Expected run time of jobs without a walltime; it ends none. None: what is known of such jobs, or a day."""
+    """Expected run time of jobs without a walltime; it ends none. None: the known run time of such jobs, or a day."""
     keeps_for_restart: bool = True
-    """Whether the nodes of a job whose attempt has failed are kept from low-priority jobs until it is placed again."""
+    """Whether the nodes of a job with a failed attempt are kept from low-priority jobs until it is placed again."""
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
     probation_pause: Annotated[Seconds, FINITE] = 60.0

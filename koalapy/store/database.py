@@ -46,7 +46,7 @@ LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
 LOCK_TIMEOUT_S = 10.0
-"""Seconds that a transaction waits for those of this process that came before, also on a busy machine."""
+"""Seconds that a transaction waits for earlier ones of this process, also on a busy machine."""
 HOLDER_LOCK = 0x6B6F616C
 """First number of the advisory lock of the lease's holder; the second is the epoch."""
 START_LOCK = 0x6B6F616C61
@@ -519,7 +519,7 @@ def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
 def matches_pattern(connection: Connection, column: ColumnElement[str], pattern: str) -> ColumnElement[bool]:
     """Return the condition that a text matches a pattern, in which only ``*`` has a special meaning.
 
-    ``LITERAL_STAR`` stands for the character ``*``.
+    ``LITERAL_STAR`` represents the character ``*``.
     """
     if connection.dialect.name == "sqlite":  # its LIKE ignores case
         escaped = pattern.replace("[", "[[]").replace("?", "[?]").replace(LITERAL_STAR, "[*]")

@@ -315,7 +315,7 @@ def days_of(connection: Connection, day_filter: DayFilter) -> dict[Key, Figures]
 
 @cache
 def _days_query(*, has_name: bool) -> Select[Any]:
-    """Return the query for the sums of a ``DayFilter``, whose fields are its parameters."""
+    """Return the query for the sums of a ``DayFilter``, with its fields as parameters."""
     columns = day_table.c
     start = columns.day - (columns.day - bindparam("offset", type_=Integer)) % bindparam("days", type_=Integer)
     days = select(start.label("period"), *(columns[name] for name in ("name", *NAMES))).where(

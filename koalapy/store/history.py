@@ -77,9 +77,9 @@ class HistoryStore:
             return [NodeUse(*row) for row in connection.execute(query)]
 
     def charges(self, since: float) -> list[Charge]:
-        """Return the use by user and day that is charged in fair share: last attempts of ended jobs of users. Earlier
-        attempts were lost by preemption or failures. So was the last one if its infrastructure failed. Jobs in a
-        reservation are not charged, since its owner is."""
+        """Return the use by user and day that fair share charges: the last attempts of ended jobs of users. Attempts
+        lost by preemption or failures of the infrastructure are not charged. Nor are jobs in a reservation, since its
+        owner is."""
         part, sibling = tables.components, tables.components.alias()
         is_same = (sibling.c.job_id == _parts.job_id) & (sibling.c.generation == _parts.generation)
         failed = exists().where(is_same, sibling.c.infrastructure)

@@ -54,7 +54,7 @@ class JobNumbers:
         self._path, self._folders = path, folders
         self._commits = -1
         self.alerts: list[Alert] = []
-        """What is wrong with these files or with the database, as operators see it."""
+        """Problems of these files or of the database, as operators see them."""
         self._boot = boot or read_boot_id() or "0" * 36
         self._file = -1
         self._given = self._reserved = 0
@@ -90,7 +90,7 @@ class JobNumbers:
         self.alerts.append(Alert(AlertKind.DATABASE, Severity.WARNING, target, summary, cause, remedy, time.time()))
 
     def find_lost_changes(self, stored: Commit, stored_job: JobId) -> None:
-        """Compare the database with what the previous daemon committed; report what it lacks to operators.
+        """Compare the database with what the previous daemon committed; report missing changes to operators.
 
         ``stored``: the last commit in the database. ``stored_job``: its highest job number.
         """

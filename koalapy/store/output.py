@@ -3,7 +3,7 @@
 The output of a component is in the files ``JOB/TOKEN@OFFSET``, segments of bounded size named by the offset of their
 first byte. Names and sizes hold the complete state. Bytes are written at their offset, so repeated writes are harmless.
 A loss of power may leave zeros in place of bytes that were not flushed and not acknowledged, also before bytes that
-were. So what is found from such zeros on is not acknowledged until the agent has sent it again, or goes on after it.
+were. So bytes from such zeros on are not acknowledged until the agent has sent them again, or goes on after them.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ class OutputStore:
 
     @staticmethod
     def _replace_doubtful(stream: Stream, piece: OutputPiece, writing: "_Writing") -> None:
-        """Write a piece over doubtful bytes. It shows that those before it were acknowledged."""
+        """Write a piece over doubtful bytes. The piece shows that the bytes before it were acknowledged."""
         begin, end = max(stream.end - stream.doubtful, piece.offset), piece.offset + len(piece.data)
         for segment in stream.segments:
             start, stop = max(segment.start, begin), min(segment.end, end)

@@ -111,7 +111,7 @@ class SampleStore(DatabaseStore):
     def add(self, samples: Sequence[UseSum], now: float) -> None:
         """Add the samples of one time to the sums of their slots, and delete old sums.
 
-        ``samples`` are sums of one sample each, whose ``start`` is ignored.
+        ``samples`` are sums of one sample each; their ``start`` is ignored.
         """
         rows = [
             {"length": length, "start": int(now // length) * length, "cluster": sample.cluster}

@@ -477,7 +477,7 @@ def entry_from_row(row: Row) -> Entry:
 
 
 def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
-    """Return the columns of a cluster that must survive a restart; its agent reports the others after that."""
+    """Return the columns of a cluster that must survive a restart; its agent reports the others again."""
     drains = {
         "drained": asdict(record.drained) if record.drained else None,
         "planned_drains": [asdict(drain) for drain in record.planned_drains],

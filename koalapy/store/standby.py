@@ -1,6 +1,6 @@
 """Watch the lease of another daemon on a PostgreSQL server, to take over once its holder has ended or hangs.
 
-The holder keeps a lock in a session of its own (``HolderSession``). The server drops it when the process ends.
+The holder keeps a lock in a separate session (``HolderSession``). The server drops it when the process ends.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ import time
 
 
 class Clock:
-    """The clocks of this machine, and waiting by them. Tests pass a clock whose time they control."""
+    """The clocks of this machine, and waiting by them. Tests pass a clock that they control."""
 
     def now(self) -> float:
         """Return the wall clock in seconds since 1970. It may jump when an operator sets it."""

@@ -459,7 +459,7 @@ def save_result(folder: Path, node: int, result: dict[str, Any] = SUCCESS_RESULT
 
 
 def make_unsent_component(folder: JournalFolder, boot: str, plan: dict[str, Any], **order: object) -> None:
-    """Write the journal of a component whose program was opened in a boot of the machine, and has files to send."""
+    """Write the journal of a component that opened its program in a boot of the machine, and has files to send."""
     submit = {"size": 1, "stage": T, "collect": ["out/*"]} | order
     folder.write_entry(submit=submit, lrm="77", open=plan, boot=boot)
 

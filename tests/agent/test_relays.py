@@ -48,7 +48,7 @@ def last_state(daemon: FakeDaemon) -> tuple[bool, str]:
 
 
 async def open_component(daemon: FakeDaemon, **fields: Any) -> None:
-    """Open the barrier for a job whose other node is in the south."""
+    """Open the barrier for a job with its other node in the south."""
     nodes = [
         {"host": "a", "cluster": "north", "token": T, "node": 0, "slots": 1},
         {"host": "b", "cluster": "south", "token": "7.1.1", "node": 0, "slots": 1},

@@ -396,7 +396,7 @@ async def test_set_priority_high_by_user_returns_403(tmp_path: Path) -> None:
 
 @pytest_asyncio.fixture
 async def strict_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Yield an API whose users have homes, and whose chief is an administrator."""
+    """Yield an API with users that have homes, and a chief that is an administrator."""
     users = Users({"ada": User({"north": "ada", "south": "al"}, home="south"), "director": User(role=Role.OPERATOR)})
     roles = {"chief": Role.ADMIN, "other": Role.OPERATOR}
     rules = SubmissionRules(role_of=lambda user: roles.get(user, Role.USER), reserved={"koala"})

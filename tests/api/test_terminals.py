@@ -179,7 +179,7 @@ def test_stream_passes_bytes_and_messages_both_ways(daemon: Daemon, client: Test
         assert socket.receive()["type"] == "websocket.close"
     kinds = [message.type for message in grid.sent[1:5]]
     assert kinds == ["stream_data", "stream_resize", "stream_data", "stream_credit"]
-    # The end is recorded after the client has been told.
+    # The end is recorded after the client has received it.
     entries = client.portal.call(_read_audit, daemon, 0 if path == INPUT else 2)
     details = [entry.detail for entry in entries]
     assert all(detail.startswith("node n1 of north, ") for detail in details)

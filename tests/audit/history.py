@@ -16,7 +16,7 @@ MAX_REPORT_DELAY_S = 4.0
 
 @dataclass
 class Manager:
-    """A resource manager with a clock of its own, which is wrong by at most 2 s."""
+    """A resource manager with its own clock, which is wrong by at most 2 s."""
 
     cluster: str
     error_s: float

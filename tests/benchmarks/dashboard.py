@@ -2,7 +2,7 @@
 
 It prints a table of all pages: median and 90th percentile of the daemon's processor time for a page that no viewer has
 opened since a change, with those above the budget marked, and its compressed size. Simulations are listed apart, with
-the longest wait for another page meanwhile. A line of JSON follows:
+the longest wait for another page during each. A line of JSON follows:
 
 - ``first_paint_ms``: median first contentful paint of the overview on a slow phone: 1.6 Mbit/s, round trips of 150 ms,
   a processor of a quarter of the speed.
@@ -55,7 +55,7 @@ SLOW_PHONE = {"offline": False, "latency": 150, "downloadThroughput": 200_000, "
 
 
 class Daemon:
-    """A daemon with the large scene, in a process of its own."""
+    """A daemon with the large scene, in a separate process."""
 
     def __init__(self, process: psutil.Process, url: str, token: str) -> None:
         self._process, self.url, self.token = process, url, token
@@ -132,7 +132,7 @@ def print_pages(daemons: Sequence[Daemon], paths: Sequence[str], budget: float) 
 
 
 def print_simulations(daemon: Daemon) -> None:
-    """Print the duration of each simulation, the daemon's processor time, and the longest wait for a page meanwhile."""
+    """Print the duration of each simulation, the daemon's processor time, and the longest wait for a page during it."""
     print(f"{'simulation':42} {'wall s':>9} {'daemon ms':>9} {'page ms':>8}")
     for path in SIMULATIONS:
         start, cpu_start, waits = time.monotonic(), daemon.cpu_time(), list[float]()

@@ -1,7 +1,7 @@
 """Compare the figures of a benchmark with stored ones, and store them. Speeds are relative to the speed of the machine.
 
 The file has the figures of the last run of ``make bench-core`` that was committed, each with the seconds that a fixed
-loop of Python took beside it.
+loop of Python took in the same run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Measure Open MPI over relayed links in the laboratory of namespaces, beside kernel routing.
+"""Measure Open MPI over relayed links in the laboratory of namespaces, and with kernel routing.
 
 ``python -m tests.benchmarks.relay [4|5]`` needs root. It prints a table of medians for this series (default: 5):
 time and bandwidth between two sites and within one, and the processor time of the relays.

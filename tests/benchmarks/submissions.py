@@ -81,7 +81,7 @@ def send_all(grid: EmbeddedGrid, path: str, bodies: list[bytes], *, keyed: bool 
 
 
 def measure(grid: EmbeddedGrid, *, has_batches: bool = True) -> Figures:
-    """Measure on a grid whose nodes are all in use."""
+    """Measure on a grid with all nodes in use."""
     encoded = [json.dumps(job_body(number)).encode() for number in range(SINGLE_JOBS)]
     send_all(grid, "/api/v1/jobs", encoded[: SINGLE_JOBS // 10])
     single_s, single_cpu_s = send_all(grid, "/api/v1/jobs", encoded)
@@ -106,7 +106,7 @@ def environment_of(source: str) -> dict[str, str]:
 
 
 def with_busy_grid(folder: Path, source: str, act: Callable[[EmbeddedGrid], Figures]) -> Figures:
-    """Start a daemon of the checkout ``source`` whose nodes are all in use, and measure on it."""
+    """Start a daemon of the checkout ``source`` with all nodes in use, and measure on it."""
     config = folder / "koala.yaml"
     config.write_text(CONFIG)
     grid = EmbeddedGrid(folder / "data", KOALA_CONFIG=str(config), **environment_of(source)).start()

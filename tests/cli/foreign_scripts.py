@@ -1,4 +1,4 @@
-"""Job scripts of the kinds that are common in public repositories, their translation, and what they print."""
+"""Job scripts of the kinds that are common in public repositories, their translation, and their output."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""``koala change``: the options become a change of the waiting job, and offered commands make what they offer."""
+"""``koala change``: the options become a change of the waiting job, and offered commands make the offered change."""
 
 import json
 import shlex

@@ -163,7 +163,7 @@ def test_wait_timeout_prints_output_and_exits_with_6(koala: Koala) -> None:
 
 @contextmanager
 def restarted_after(server: Server, event: threading.Event) -> Iterator[None]:
-    """Restart the server after an event in the block; job 1 prints more and succeeds meanwhile."""
+    """Restart the server after an event in the block; job 1 prints more and succeeds in between."""
 
     def restart() -> None:
         assert event.wait(30)

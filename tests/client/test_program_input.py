@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 
 
 class Program:
-    """A daemon with one program, which keeps what it has read from all connections."""
+    """A daemon with one program, which keeps the bytes read from all connections."""
 
     def __init__(self, *connections: int) -> None:
         """``connections``: the number of bytes after which each connection breaks; the last one does not."""
@@ -36,7 +36,7 @@ class Program:
 
 
 class FakeStream:
-    """A connection of which the program reads what it receives at once, until it breaks."""
+    """A connection of which the program reads all received bytes at once, until it breaks."""
 
     def __init__(self, program: Program, breaks_after: int | None) -> None:
         self._program, self._left = program, breaks_after

@@ -363,7 +363,7 @@ WRONG = {
     "fair_share: {users: {ada: -1}}": "fair_share.users.ada: give at least 0",
     "fair_share: {half_life: 0}": "fair_share.half_life: give at least 60",
 }
-"""Configurations, with what is said of each."""
+"""Configurations, with the error of each."""
 
 
 @pytest.mark.parametrize("text", WRONG)

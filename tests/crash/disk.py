@@ -1,4 +1,4 @@
-"""The files of a grid after a loss of power: replay recorded writes on a disk that forgets what was not flushed.
+"""The files of a grid after a loss of power: replay recorded writes on a disk that forgets unflushed ones.
 
 A file's content is durable when the file was flushed, and a name in a folder when the folder was flushed. That is less
 than what usual file systems keep. The record is that of ``interpose.c``.
@@ -24,7 +24,7 @@ class Loss(StrEnum):
     CONTENT = "content"
     """Content that was not flushed, and no names: files are empty that were renamed without a flush."""
     TORN = "torn"
-    """Any part of what was not flushed, drawn at random: names, blocks, and the ends of files."""
+    """Any unflushed parts, drawn at random: names, blocks, and the ends of files."""
     NOTHING = "nothing"
 
 
@@ -136,7 +136,7 @@ class Disk:
         yield from _list_forgettable(self.folder, "", is_durable=True)
 
     def write_to(self, target: Path, loss: Callable[[str], Loss], chance: random.Random) -> None:
-        """Write what is left after a loss of power; ``loss`` returns what the disk of a relative path forgets."""
+        """Write the rest after a loss of power; ``loss`` returns what the disk of a relative path forgets."""
         self._write_folder(self.folder, target, "", loss, chance)
 
     def _write_folder(

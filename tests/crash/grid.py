@@ -1,4 +1,4 @@
-"""A grid whose processes are preloaded with the interposer, and the run of the workload on it."""
+"""A grid with processes that preload the interposer, and the run of the workload on it."""
 
 import time
 from collections import Counter
@@ -55,7 +55,7 @@ class CrashGrid(ChaosGrid):
 
 @dataclass
 class Acknowledgement:
-    """What a client was told, and when: a submission, a cancellation or a final state."""
+    """An answer to a client, and its time: a submission, a cancellation or a final state."""
 
     time_s: float
     kind: str
@@ -120,7 +120,7 @@ class CrashRun:
         return f"sqlite:///{self.grid.directory}/koala.db"
 
     def stop_grid(self) -> list[str]:
-        """Stop the daemon, and return the remains. One that is killed meanwhile is started, and stopped once more."""
+        """Stop the daemon, and return the remains. If it is killed first, start it and stop it once more."""
         had_crashed, troubles = self.grid.interposer.has_crashed(), list[str]()
         remains = stop_daemon(self.grid, self._database, troubles)
         if troubles and not had_crashed and self.grid.interposer.has_crashed():
@@ -222,7 +222,7 @@ class CrashRun:
 
 
 def split_arrays(evidence: Evidence) -> Evidence:
-    """Return the evidence with an array's tasks as jobs of their own, in place of the array."""
+    """Return the evidence with an array's tasks as separate jobs, in place of the array."""
     submissions: list[Submission] = []
     jobs: list[ReportedJob] = list(evidence.jobs)
     for submission in evidence.submissions:

@@ -1,6 +1,6 @@
 """Cut the power of a recorded run at many times, and continue from what the disk kept.
 
-All that a client was told must still be true: submissions exist once, reported ends stay, cancellations hold. No
+All answers to clients must still be true: submissions exist once, reported ends stay, cancellations hold. No
 attempt runs twice.
 """
 
@@ -31,7 +31,7 @@ SCOPES = ("all", "daemon", "clusters")
 
 @dataclass(frozen=True)
 class Cut:
-    """A loss of power right before the change after the ``change``-th recorded one: all answers until then are told."""
+    """A loss of power right before the change after the ``change``-th recorded one: all answers until then are sent."""
 
     change: int
     loss: Loss
@@ -50,7 +50,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run without a failure: its writes, what clients were told, and the marks of the ranks."""
+    """A run without a failure: its writes, the answers to clients, and the marks of the ranks."""
 
     folder: Path
     changes: Sequence[Change]

@@ -1,4 +1,4 @@
-"""The disk that forgets what was not flushed."""
+"""The disk that forgets unflushed writes."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What clients were told survives a loss of power. ``python -m tests.crash --power-loss N`` cuts it at more times."""
+"""Answers to clients survive a loss of power. ``python -m tests.crash --power-loss N`` cuts it at more times."""
 
 import re
 import sqlite3
@@ -48,7 +48,7 @@ def test_all_told_is_durable_when_it_is_told(recording: Recording, tmp_path: Pat
         if told.kind == "ended":
             needed.append(rf"(output|results)/{told.job}(/.*)?")
         for path, is_name in disk.list_forgettable():
-            # The database and its log may be in the midst of a later commit: what is flushed is read below.
+            # The database and its log may be in the midst of a later commit: they are read as flushed below.
             is_data = path in ("job-numbers", "koala.db", "koala.db-wal")
             if re.fullmatch("|".join(needed), path) and (is_name or not is_data):
                 problems.append(f"{told.kind} {told.job}: {path} may be {'forgotten' if is_name else 'cut'}")
@@ -58,7 +58,7 @@ def test_all_told_is_durable_when_it_is_told(recording: Recording, tmp_path: Pat
 
 
 def _has_flushed(disk: Disk, folder: Path, told: Acknowledgement) -> bool:
-    """Return whether what a client was told is in the database as it is flushed, which is written to ``folder``."""
+    """Write the flushed files to ``folder``, and return whether the database there has what a client received."""
     disk.write_to(folder, lambda _path: Loss.STRICT, Random(0))
     with closing(sqlite3.connect(folder / "koala.db")) as connection, suppress(sqlite3.OperationalError):
         row = connection.execute("SELECT state, ending FROM jobs WHERE id = ?", [told.job]).fetchone()
@@ -92,7 +92,7 @@ def test_unflushed_commits_lose_what_was_told(recording: Recording) -> None:
 
 @pytest.mark.parametrize("loss", [Loss.STRICT, Loss.CONTENT])
 def test_success_whose_files_are_not_sent_does_not_survive_loss_of_power(recording: Recording, loss: Loss) -> None:
-    """Cut the power when the journal has the result of the job with files, and nobody has flushed the files."""
+    """Cut the power when the journal has the result of the job with files, and the files are not flushed."""
     tokens = {found[1] for change in recording.changes if (found := STAGE_JOURNAL.search(change.path))}
     ends = tuple(f"/{token}/journal" for token in tokens)  # several after an attempt that a busy machine has delayed
     journals = {change.inode for change in recording.changes if change.path.endswith(ends)}

@@ -34,7 +34,7 @@ RUNNING = replace(
 
 @dataclass
 class Grid:
-    """The daemon's streams with fake agents, which record what they are sent."""
+    """The daemon's streams with fake agents, which record the messages that they get."""
 
     job: Job | None = RUNNING
     interactive: str = "owner"

@@ -55,7 +55,7 @@ def nodes_of(job: Job) -> list[PlanNode]:
 
 
 class Side:
-    """A daemon's relays at a fake hub, and what they send to agents."""
+    """A daemon's relays at a fake hub, and their messages to agents."""
 
     def __init__(self, control: str | None, modes: dict[ClusterPair, Any] | None = None, **options: Any) -> None:
         self.sent: list[tuple[str, RelayLost]] = []

@@ -394,7 +394,7 @@ def serve_scene(scene: str | Scene, folder: Path, **options: Any) -> Iterator[Se
             samples.add(uses, at)
         store.release_lease()
         store.close()
-    # No agent connects: jobs of the clusters that are away must not become unknown while somebody looks.
+    # No agent connects: jobs of the clusters that are away must not become unknown while a viewer looks.
     rules, checks = Rules(unreachable_after=86400.0), AlertRules(hold=0.0, release=0.0)
     options |= {"cluster_nodes": maker.nodes, "links": maker.links, "alert_rules": checks, "simulates_apart": True}
     with daemon_in_thread(path, maker.sites(), rules=rules, has_dashboard=True, **options) as daemon:

@@ -41,7 +41,7 @@ def test_event_has_lines_of_text(text: str) -> None:
 
 
 class Source:
-    """A page whose view is a text."""
+    """A page with a text as its view."""
 
     def __init__(self) -> None:
         self.view, self.counts, self.counted = "", Counter[str](), asyncio.Condition()

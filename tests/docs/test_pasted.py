@@ -24,7 +24,7 @@ ip link set site0 up
 ip link set site1 up
 exec bash --noprofile --norc -s 2>&1
 """
-"""A network of its own, in which the default port is free, with the interface that Open MPI needs."""
+"""A separate network, in which the default port is free, with the interface that Open MPI needs."""
 STABLE_LINE = re.compile(r"Submitted job \d+|job \d+ |check: |koala: --")
 """Lines of the pages that do not depend on the time between two commands."""
 

@@ -109,7 +109,7 @@ class WatchedDaemon:
 async def running_daemon(
     settings: Settings, directory: Path, now: float = START_TIME, clock: Clock | None = None, first_nonce: int = 0xFA
 ) -> AsyncIterator[WatchedDaemon]:
-    """Run a daemon on a data directory, by ``clock``, or with a clock that stands at ``now``."""
+    """Run a daemon on a data directory, by ``clock``, or with a clock that stays at ``now``."""
     ready: asyncio.Future[WatchedDaemon] = asyncio.get_running_loop().create_future()
     clock, nonces = clock or SetClock(now), count(first_nonce)
     os.makedirs(directory, 0o700, exist_ok=True)

@@ -19,7 +19,7 @@ END_DELAY_S = 0.2
 
 
 class LaboratoryLrm(PolledLrm):
-    """A cluster whose nodes are namespaces."""
+    """A cluster with namespaces as nodes."""
 
     def __init__(self, settings: AgentSettings) -> None:
         super().__init__(settings.poll_interval)

@@ -1,6 +1,6 @@
 """A laboratory of network namespaces: two sites of two nodes behind firewalls, and a hub that their heads can reach.
 
-Only root can make it. Programs run in it as an ordinary account without capabilities. Nobody forwards packets, and the
+Only root can make it. Programs run in it as an ordinary account without capabilities. No host forwards packets, and the
 firewall of each head drops new connections from outside.
 """
 

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class StandbyGrid(EmbeddedGrid):
-    """A grid whose daemons share a data directory. Requests go to the active daemon."""
+    """A grid of daemons that share a data directory. Requests go to the active daemon."""
 
     def __init__(self, folder: Path, database: str, nodes: int = 4, **settings: str) -> None:
         clusters = {

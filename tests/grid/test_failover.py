@@ -22,7 +22,7 @@ ONLY_RECEIVED = "alter system set synchronous_standby_names = '*'", "select pg_r
 
 
 class Pair:
-    """A server and a replica of it, with a grid whose daemons know both."""
+    """A server and a replica of it, with a grid of daemons that know both."""
 
     def __init__(self, folder: Path) -> None:
         assert INSTALLED is not None

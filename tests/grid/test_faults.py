@@ -16,7 +16,7 @@ LAUNCHES = {
     "embedded": [("north", "openmpi"), ("south", "processes")],
     "testbed": [(cluster, launcher) for cluster in ("north", "south") for launcher in ("processes", "openmpi")],
 }
-"""Clusters and launchers by kind of grid; embedded clusters are all alike."""
+"""Clusters and launchers by kind of grid; embedded clusters are all equal."""
 CLUSTERS = {"embedded": ["east"], "testbed": ["south", "east"]}
 ON_EACH_MANAGER = pytest.mark.parametrize(
     ("grid", "cluster"), [(kind, cluster) for kind in GRID_KINDS for cluster in CLUSTERS[kind]], indirect=["grid"]
@@ -25,7 +25,7 @@ ON_EACH_MANAGER = pytest.mark.parametrize(
 
 @pytest.fixture(params=GRID_KINDS)
 def grid(request: pytest.FixtureRequest) -> Iterator[Grid]:
-    """Yield a grid whose evidence has no violation after the fault."""
+    """Yield a grid, and check that its evidence has no violation after the fault."""
     for grid in grid_of_kind(request, KOALA_RULES__UNREACHABLE_AFTER="1"):
         yield grid
         assert not isinstance(grid, EmbeddedGrid) or list_violations(grid) == []

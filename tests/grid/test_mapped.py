@@ -1,6 +1,6 @@
 """A daemon that runs as root, with clusters that run jobs as their owners, from a token to a program and back.
 
-The accounts are in a copy of ``/etc/passwd`` that only the daemon and what it starts see.
+The accounts are in a copy of ``/etc/passwd`` that only the daemon and its children see.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Forms of public job scripts, translated, with programs that print what they got of variables, ranks and input."""
+"""Forms of public job scripts, translated, with programs that print their variables, ranks and input."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ for name; do eval "printf '%s ' \\"$name=\\${$name-none}\\""; done
 [ -t 0 ] || printf '%s' "$(cat)"
 echo
 """
-"""A program that prints variables by name, and what it reads."""
+"""A program that prints variables by name, and its input."""
 CLUSTERS = ("north", "south", "east", WEST)
 
 
@@ -29,7 +29,7 @@ class Form:
     text: str
     printed: dict[str, int]
     played: tuple[str, ...] = ("north", "east")
-    """Clusters, each for a job of its own, or a fixed request over several clusters."""
+    """Clusters, each for a separate job, or a fixed request over several clusters."""
     options: tuple[str, ...] = field(default=())
 
     def options_for(self, cluster: str) -> list[str]:

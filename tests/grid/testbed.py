@@ -137,7 +137,7 @@ class Testbed(Grid):
         return 0
 
     def restart_daemon(self, **settings: str) -> None:
-        """Restart the daemon with these variables beside its configuration, and wait until its clusters are usable."""
+        """Restart the daemon with these variables besides its configuration, and wait until its clusters are usable."""
         lines = "".join(f"{name}={value}\n" for name, value in settings.items())
         self.containers["daemon"].shell(f"printf %s '{lines}' >/run/settings.env")
         self.stop_daemon()

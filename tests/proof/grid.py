@@ -95,7 +95,7 @@ class ProofGrid:
     # The daemon
 
     async def start_daemon(self) -> None:
-        """Start a daemon on what is on the disk."""
+        """Start a daemon on the data on the disk."""
         self._starts += 1
         self._skew_s = max(self._skew_s, abs(self.daemon_clock.offset))
         self._stack = AsyncExitStack()
@@ -106,7 +106,7 @@ class ProofGrid:
         self._stack.callback(asyncio.create_task(self._check_reservations()).cancel)
 
     async def crash_daemon(self) -> None:
-        """End the daemon with what is on its disk now; its last acts reach nobody."""
+        """End the daemon with the present content of its disk; its last messages are lost."""
         assert self.daemon is not None
         assert self._stack is not None
         kept = self.directory.with_name(f"{self.directory.name}-daemon-{self._starts}")
@@ -178,7 +178,7 @@ class ProofGrid:
                 raise
             return 0
         if self.daemon is not daemon:
-            return None  # killed meanwhile: its answer reaches nobody
+            return None  # it was killed: its answer is lost
         if key:
             self._acknowledged.append(Submission(Source("users"), key, job))
         self.programs[job] = (duration_s, code)
@@ -212,7 +212,7 @@ class ProofGrid:
     # The end
 
     async def heal(self) -> None:
-        """End all lies, start what is down, and free the nodes of local users."""
+        """End all lies, start all parts that are down, and free the nodes of local users."""
         for name, cluster in self.clusters.items():
             cluster.lies = type(cluster.lies)()
             cluster.local_use.clear()
@@ -224,7 +224,7 @@ class ProofGrid:
             await self.start_daemon()
 
     async def come_to_rest(self) -> list[str]:
-        """Wait until all jobs are final and nothing is left in the clusters. Return what is not in time."""
+        """Wait until all jobs are final and nothing is left in the clusters. Return the remains after the deadline."""
         assert self.daemon is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLING_S + self._skew_s  # reservations last until the daemon's clock says so

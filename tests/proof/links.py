@@ -51,7 +51,7 @@ class Uplink:
         self.end(is_broken=True)
 
     def end(self, *, is_broken: bool = False) -> None:
-        """End the connection on both sides; what is under way is lost."""
+        """End the connection on both sides; data under way is lost."""
         self.is_broken = self.is_broken or is_broken
         self._to_daemon.put_nowait(None)
         self._to_agent.put_nowait(None)

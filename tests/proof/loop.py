@@ -1,4 +1,4 @@
-"""An event loop whose virtual time and order of callbacks depend on nothing but a seed."""
+"""An event loop with a virtual time and an order of callbacks that depend only on a seed."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ class SingleThreadLoop(VirtualTimeLoop):
         self.close()
 
     def _run_once(self) -> None:
-        """Run what is ready, or else move to the time of the next timer."""
+        """Run the callbacks that are ready, or else move to the time of the next timer."""
         ready, scheduled, killed = self._ready, self._scheduled, self.killed
         while scheduled and (scheduled[0]._cancelled or scheduled[0]._when <= self._now or not ready):
             timer = heappop(scheduled)

@@ -94,7 +94,7 @@ FAULT_KINDS = {
     "clock jump": 1,
     "daemon clock jump": 1,
 }
-"""Kinds by weight: what was dangerous in other systems is more frequent."""
+"""Kinds by weight: faults that were dangerous in other systems are more frequent."""
 DAEMON_FAULTS = (
     "daemon restart",
     "short daemon restart",

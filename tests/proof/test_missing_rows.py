@@ -30,7 +30,7 @@ NOT_FOUND = {"alembic_version", "audit_chain", "clusters", "days", "lease", "que
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the database of a grid whose jobs have ended, one of them after a lost attempt."""
+    """Return the database of a grid with ended jobs, one of them after a lost attempt."""
     path = tmp_path_factory.mktemp("ended") / "koala.db"
 
     def keep(grid: ProofGrid) -> list[object]:

@@ -152,7 +152,7 @@ class Links:
         return NodeSettings({**message, **options})
 
     def turn(self) -> None:
-        """Handle what is ready now."""
+        """Handle the sockets that are ready now."""
         self.loop.set_alarm("test", 0.02, lambda: None)
         self.loop.turn()
 
@@ -221,7 +221,7 @@ class Links:
 
 
 class RawChild:
-    """A head at the hub, or a node at a head, that sends any line it is told to."""
+    """A head at the hub, or a node at a head, that sends any given line."""
 
     def __init__(self, links: Links, port: int, credentials: Credentials) -> None:
         """Connect and authenticate."""

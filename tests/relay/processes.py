@@ -269,7 +269,7 @@ class RelayProcesses:
 
 
 def loopback_layout(clusters: Sequence[str] = ("north", "north", "south", "south"), **fields: Any) -> Layout:
-    """Return a layout on loopback, where each node has addresses of its own."""
+    """Return a layout on loopback, where each node has its own addresses."""
     values: dict[str, Any] = {
         "head_addresses": dict.fromkeys(clusters, "127.0.0.1"),
         "programs": [f"127.0.2.{i + 1}" for i in range(len(clusters))],

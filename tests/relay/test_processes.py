@@ -32,7 +32,7 @@ def relays(tmp_path: Path) -> Iterator[RelayProcesses]:
 
 @contextmanager
 def echo_server(relays: RelayProcesses, node: int) -> Iterator[None]:
-    """Echo bytes at the first port of a node, in a process of its own."""
+    """Echo bytes at the first port of a node, in a separate process."""
     layout = relays.layout
     listener = socket.create_server((layout.programs[node], layout.ports(node)[0]), backlog=4096)
     pid = os.fork()

@@ -246,7 +246,7 @@ async def test_relays_before_plan_are_limited(agent: FakeAgent) -> None:
 
 
 def make_runtime(folder: Path, version: str) -> dict[str, str]:
-    """Return the environment of a node with a container runtime, whose images have the files of this machine.
+    """Return the environment of a node with a container runtime; its images have the files of this machine.
 
     ``version``: a command that runs in place of ``mpirun --version``.
     """

@@ -1,4 +1,4 @@
-"""When the head node of a job decides on relayed links, and what it tells the other nodes."""
+"""When the head node of a job decides on relayed links, and its messages to the other nodes."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ HOSTS = {"north": "127.0.9.1", "south": "127.0.9.2", "west": "127.0.9.3"}
 
 
 class RecordingRunner:
-    """The runner of the head node, whose messages, relays and results are recorded."""
+    """The runner of the head node; it records messages, relays and results."""
 
     def __init__(self) -> None:
         self.loop = Loop()

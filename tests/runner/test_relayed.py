@@ -50,7 +50,7 @@ def listen_in(lab: Laboratory, host: str, address: str, port: int = 0) -> socket
 
 
 class SiteRelays(RelayProcesses):
-    """Relays of heads and the hub whose nodes are runners."""
+    """Relays of heads and the hub, with runners as nodes."""
 
     secrets: tuple[bytes, ...] = ()
 

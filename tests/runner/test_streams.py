@@ -109,7 +109,7 @@ def test_rank_script_gives_input_to_rank_0_that_opens_it_late(tmp_path: Path, si
 
 
 class AlarmLoop(Loop):
-    """A loop whose alarms the test calls."""
+    """A loop with alarms that the test calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_terminal_repeats_end_of_input_that_a_starting_shell_discards() -> None:
 
 @pytest.mark.processes
 def test_hangup_of_a_shell_ends_its_background_processes() -> None:
-    """Also of one whose prompt has just appeared: two signals in a row would leave them running."""
+    """Also right after its prompt has appeared: two signals in a row would leave them running."""
     loop, processes = Loop(), Processes()
     received = bytearray()
 

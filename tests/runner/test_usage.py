@@ -38,7 +38,7 @@ for thread in threads:
 
 
 class ManualLoop(Loop):
-    """A loop whose alarms are called by the test."""
+    """A loop with alarms that the test calls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -315,7 +315,7 @@ def check_counts(world: "World") -> None:
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     node_counts[c.cluster][job.token(c.index)] = c.size
                     status, token = queries.grid[c.cluster], job.token(c.index)
-                    # Those that got parts of nodes are never preempted, even if the site shares no more.
+                    # Those that got parts of nodes are never preempted, even if the site no longer shares.
                     kept = token not in {**status.nodes.preemptible_components, **status.nodes.about_to_end}
                     frees_nodes = not job.spec.reservation and not (
                         job.spec.share and (status.last_report.shares or kept)

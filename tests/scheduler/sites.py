@@ -343,7 +343,7 @@ class Site:
         self.end_component(token)
 
     def expire_walltime(self, token: Token) -> None:
-        """End a component whose runners have counted its walltime down, without the daemon."""
+        """End a component after its runners have counted its walltime down, without the daemon."""
         if not self.enforces_walltime:
             return
         self.runners[token].is_killed = True

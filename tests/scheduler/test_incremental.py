@@ -457,7 +457,7 @@ def test_claim_ends_when_next_try_is_not_later() -> None:
 
 
 def reclaiming_world(threshold: float, size: int) -> tuple[World, int, int]:
-    """Return a grid where a job waits for its files, and a guest has taken nodes of both its clusters meanwhile."""
+    """Return a grid where a job waits for its files, and a guest has taken nodes of both its clusters."""
     rules = incremental_rules(sharing="feasible", claim_threshold=threshold)
     world = World({"north": 7, "south": 4, "files": 2}, rules, links=LINKS)
     owner = world.submit(with_input(fixed(north=6, south=4), size), home_site="north", run_time=600)

@@ -463,7 +463,7 @@ def test_view_with_only_matching_nodes_keeps_them_when_resized() -> None:
 
 
 def test_nodes_selected_with_parts_cannot_be_selected_for_another_requirement() -> None:
-    """What is left of a partly used node is not known once it counts as an idle node of its class."""
+    """The unused part of a partly used node is not known once it counts as an idle node of its class."""
     part = NodeClassPart("big", 1, cores=2)
     view = ClusterView("south", 2, 1, node_classes=(NodeClass("big", 1, cores=8, total=2),), parts=(part,))
     small, large = (NodeRequirement(cores=cores, share=True) for cores in (2, 8))

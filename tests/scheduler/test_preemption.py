@@ -360,7 +360,7 @@ def test_preemption_of_unstarted_job_costs_nothing() -> None:
     assert world.reasons(waiting, "preempted")[0].endswith("and no work is lost so")
 
 
-# Who is about to end
+# Jobs about to end
 
 
 def create_nearly_ended_job(run_time: float) -> tuple[World, int]:

@@ -31,7 +31,7 @@ def queue_positions(world: World, jobs: list[JobId]) -> list[int | None]:
     return [world.queries.position(job) for job in jobs]
 
 
-# Who returns
+# Jobs that return
 
 
 def let_local_user_overtake(world: World, job: JobId) -> None:
@@ -175,7 +175,7 @@ def test_queue_job_held_and_released_in_one_step_is_tried_once() -> None:
     assert world.queries.tries(job) == 2
 
 
-# Whose nodes are kept
+# Jobs with kept nodes
 
 
 def submit_aged_job(world: World, request: Request) -> JobId:

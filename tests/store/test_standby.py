@@ -28,7 +28,7 @@ STEP_S = 1.0
 
 
 def watch_states(*states: LeaseState | None, watch: LeaseWatch | None = None, began: float = 100.0) -> list[str]:
-    """Return the reason after each read of the lease; None stands for a read that failed."""
+    """Return the reason after each read of the lease; None: a failed read."""
     watch, reasons, now = watch or LeaseWatch(), [], began
     for state in states:
         now += STEP_S

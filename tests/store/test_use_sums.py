@@ -6,7 +6,7 @@ from koalapy.model.history import UseSum
 from koalapy.store.opening import Stores
 
 MANY = 40_000_000
-"""Nodes of one cluster, whose sums of an hour need more than 32 bits."""
+"""Nodes of one cluster: their sums of an hour need more than 32 bits."""
 
 
 def test_sums_of_many_nodes_are_whole_numbers(stores: Stores) -> None:

@@ -202,7 +202,7 @@ class Component:
         return component
 
     def _fail_unsent_results(self) -> None:
-        """Fail a successful component whose files the daemon has not stored, after a restart of the machine.
+        """Fail a successful component if the daemon has not stored its files, after a restart of the machine.
 
         Its program may not have flushed them to the disk. The job's next attempt writes them again.
         """
@@ -223,7 +223,7 @@ class Component:
         self.folder.write_entry(open=plan, lives=[node.life for node in self.nodes], boot=read_boot_id())
 
     def note_survival(self) -> None:
-        """Record that its runners, and so its files, outlived the last restart of the machine, as one of them shows."""
+        """Record that its files outlived the last restart of the machine, since one of its runners did."""
         if self.was_cut and not self.results_lost:
             self.was_cut = False
             self.folder.note_entry(boot=read_boot_id())

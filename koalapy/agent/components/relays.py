@@ -1,4 +1,4 @@
-"""Let the programs of this cluster use relayed links: tell the head, the relay beside the agent, of their nodes."""
+"""Let the programs of this cluster use relayed links: report their nodes to the head, the agent's relay."""
 
 import asyncio
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class RelayedLinks:
             log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
 
     def restore_component(self, component: Component) -> None:
-        """Remember the attempt of a component of an earlier agent, which a new head must be told."""
+        """Store the attempt of a component of an earlier agent, to report it to a new head."""
         if component.plan is not None and (name := _attempt_of(component.plan)) and self._check_entry(component.plan):
             self._attempts[name] = component, component.plan
 

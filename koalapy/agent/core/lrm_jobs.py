@@ -305,7 +305,7 @@ class LrmJobs:
         """Return whether a component's job may exist that a snapshot does not list.
 
         The snapshot may be from before the submission. That does no harm if the job has been ordered to end before its
-        program was opened, or if its runners have told or saved their results.
+        program was opened, or if its runners have sent or saved their results.
         """
         if snapshot.unreadable or component.submitted_at >= began:
             return True

@@ -154,7 +154,7 @@ class SiteSettings:
     node_classes: dict[NodeClassName, NodeClassSettings] = field(default_factory=dict)
     """Groups of equal nodes and their properties, if the resource manager does not report them."""
     share: Annotated[bool, AfterValidator(_check_share)] = False
-    """Whether jobs that ask for it (``--share``) get a part of a node beside other jobs.
+    """Whether jobs that ask for it (``--share``) get parts of nodes, and share these with other jobs.
 
     For Slurm with ``select/cons_tres``, and the kind ``local``. Only nodes with known cores are shared. Slurm needs a
     partition that shares nodes (no ``OverSubscribe=EXCLUSIVE``).
@@ -163,7 +163,7 @@ class SiteSettings:
     """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
     embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
     relay: Annotated[str, AfterValidator(_absolute_path)] | None = None
-    """Control socket of the relay beside the agent (``koala relay head``). Without one, the nodes of this cluster use
+    """Control socket of the agent's relay (``koala relay head``). Without one, the nodes of this cluster use
     no relayed links. Embedded clusters have none, since their nodes are on one machine."""
     relayed_only: bool = False
     """Whether MPI messages between this cluster and others are always relayed, and so encrypted between the sites."""

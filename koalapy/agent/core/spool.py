@@ -105,7 +105,7 @@ class DiskSync:
         return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
 
     async def _sync_all(self) -> None:
-        """Flush everything written so far to the disk, journals after what they record; note which paths failed."""
+        """Flush everything written so far to the disk, journals after all other files; note which paths failed."""
         upto, dirty, self._dirty = self._written_count, list(self._dirty), {}
         for is_journal in (False, True):
             paths = [path for path in dirty if (path.name == JOURNAL) is is_journal]

@@ -134,7 +134,7 @@ class NodeGroup(NodeClassReport):
         return divide_memory(self.memory, self.cores)
 
     def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
-        """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used."""
+        """Group the partly used nodes by the free part of each. ``used``: by node; others are not partly used."""
         if self.cores is None:
             return ()
         counts = Counter(
@@ -182,7 +182,7 @@ class NodeGroups:
     ) -> tuple[NodeClassReport, ...]:
         """Return a report for each class; ``count_idle`` returns how many of these nodes one job could have now.
 
-        ``used``: what jobs use of each node that others may share.
+        ``used``: the used part of each node that further jobs may share.
         """
         names = [field.name for field in fields(NodeClassReport)]
         return tuple(

@@ -107,7 +107,7 @@ class RunnerHandler(Protocol):
         ...
 
     def on_forgery(self, runner: "RunnerConnection") -> None:
-        """Handle a message that does not have the tag of the runner of this connection."""
+        """Handle a message without the tag of the runner of this connection."""
 
     def receive_message(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
@@ -364,7 +364,7 @@ class RunnerServer:
         """
         if self._server is not None:
             await accept_waiting(self._server)
-        await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
+        await asyncio.sleep(LOOP_TURN)  # accepted sockets become connections
         for connection in self._connections.all_connections:
             await connection.read_pending()
         if introducing := self._connections.challenged:

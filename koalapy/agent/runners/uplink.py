@@ -33,7 +33,7 @@ BATCH_SIZE = 256
 OPEN_TIMEOUT = 10.0
 """Seconds for a daemon to accept a connection."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
-"""Seconds. Pings detect a daemon whose host has failed, since its connections are never closed."""
+"""Seconds. Pings detect a failure of the daemon's host, which closes no connections."""
 MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
 
 
@@ -196,7 +196,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 
 
 class Questions:
-    """The questions that this agent asks other agents, and those of other agents and the daemon that it answers."""
+    """The questions of this agent to other agents, and its answers to other agents and the daemon."""
 
     def __init__(self, uplink: Uplink, handlers: Mapping[str, Handler], clock: Clock = SYSTEM_CLOCK) -> None:
         """Set up. ``handlers`` by the kind of question that each answers."""

@@ -175,7 +175,7 @@ def _format_planned(cluster: Json) -> str:
 
 
 def _format_facts(preview: Json, *, requeue: bool, is_planned: bool) -> str:
-    """Return what is known of a drain without a simulation: jobs that run there, and jobs that name the cluster."""
+    """Format what a drain affects without a simulation: jobs that run there, and jobs that name the cluster."""
     name, running, bound = preview["cluster"], preview["running"], preview["bound"]
     effect = "would stop and queue again" if requeue else "would continue there"
     until_then = " that may run until then" if is_planned else ""

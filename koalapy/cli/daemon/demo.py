@@ -121,7 +121,7 @@ def _end_processes(daemon: "subprocess.Popen[str]", directory: Path) -> None:
 def _poll_until(look: Callable[[], T | None], goal: str) -> T:
     """Call ``look`` until it returns a result, and return that. Raise ``GridError`` after ``STEP_TIMEOUT`` seconds.
 
-    ``goal``: what is waited for, as text for the error.
+    ``goal``: the awaited result, as text for the error.
     """
     end = time.monotonic() + STEP_TIMEOUT
     while (result := look()) is None:

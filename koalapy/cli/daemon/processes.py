@@ -206,14 +206,14 @@ RelayConfig = Annotated[Path, Option("--config", help="configuration file in YAM
 
 
 def start_hub(config: RelayConfig) -> None:
-    """Run the hub of relayed links, beside the daemon."""
+    """Run the daemon's hub of relayed links."""
     from koalapy.relay.main import run_hub
 
     run_hub(config)
 
 
 def start_head(config: RelayConfig) -> None:
-    """Run the relay of one cluster, beside its agent."""
+    """Run the relay of a cluster's agent."""
     from koalapy.relay.main import run_head
 
     run_head(config)

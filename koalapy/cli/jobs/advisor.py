@@ -11,7 +11,7 @@ from koalapy.client.http import Json
 
 
 def show_advisor(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Show how long applications run on one cluster and on several, and what is decided for them."""
+    """Show how long applications run on one cluster and on several, and the decisions for them."""
     print_answer(daemon.client().get("/api/v1/advisor"), as_json, applications_table)
 
 

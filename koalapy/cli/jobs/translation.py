@@ -533,7 +533,7 @@ class LoadedScript:
         return {TRANSLATED: names} | {n: str(value) for n, value in pairs if value is not None}
 
     def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
-        """Return the options of the script as those of the command line override them, and the lines of its own."""
+        """Return the script's options, overridden by those of the command line, and its own lines."""
         merged_request, merged_job = merge_request(self.options.request, request), merge_job(self.options.job, job)
         lines = {name: line for name, line in self.options.lines.items() if job.get(name) is None}
         for kind in KINDS:

@@ -268,7 +268,7 @@ class Group(_Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
+        """Return the subcommand. Pass it the options that precede it; reject options that it does not have."""
         name, command, remaining_args = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
             raise click.exceptions.NoSuchCommand(name, possibilities=self.subcommands, ctx=ctx)

@@ -118,7 +118,7 @@ def _translate_clock(value: str, unit: int, system: str) -> Translation:
 
 
 ONE_NODE = ("smp", "threaded", "threads", "thread", "multithread", "omp", "openmp", "shm", "shared", "serial")
-"""Usual names of parallel environments of Grid Engine whose slots are on one node."""
+"""Usual names of parallel environments of Grid Engine with all slots on one node."""
 
 
 def _translate_parallel_environment(value: str, use: str) -> Translation:
@@ -401,7 +401,7 @@ def explain_option(command: str, option: str, arguments: Sequence[str]) -> str:
 
 
 def _explain_name(systems: Mapping[str, Sequence[ForeignOption]], name: str, value: str) -> str:
-    """Return what to use for an option and its value, for each system in which they have a meaning."""
+    """Return what to use for an option and its value, for each system that knows them."""
     answers: dict[str, str] = {}
     reasons = []
     for system, options in systems.items():

@@ -66,7 +66,7 @@ def current_timeouts() -> ClientTimeouts:
 
 
 def _report_line(line: str) -> None:
-    """Print a line about a wait, above what is drawn on the terminal."""
+    """Print a line about a wait, above the block drawn on the terminal."""
     from koalapy.cli.terminal.screen import Block  # slow to import, and most commands do not wait
 
     Block.report(line)

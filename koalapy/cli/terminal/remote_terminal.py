@@ -77,7 +77,7 @@ def raw_mode(file: int) -> Iterator[None]:
         return
     previous_attributes = termios.tcgetattr(file)
     try:
-        tty.setraw(file, termios.TCSADRAIN)  # what was typed already is kept
+        tty.setraw(file, termios.TCSADRAIN)  # input that is already typed is kept
         yield
     finally:
         with suppress(termios.error):  # the terminal may be gone
@@ -118,7 +118,7 @@ class RemoteTerminal:
         return self._result or StreamResult()
 
     def _send_until_end(self) -> None:
-        """Send what is typed and the size of the window, until the stream ends or the user detaches."""
+        """Send typed input and the size of the window, until the stream ends or the user detaches."""
         escapes, has_input = EscapeFilter() if os.isatty(0) else None, True
         while self._result is None and not self._ending_signal:
             space = min(STREAM_PIECE, self._sendable - self._sent)

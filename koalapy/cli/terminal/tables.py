@@ -82,7 +82,7 @@ def cluster_page(cluster: Json) -> str:
 
 
 CLASSES: Columns = {
-    # Partly used nodes of a class have a row of their own.
+    # Partly used nodes of a class have a separate row.
     "CLASS": lambda c: f"{c['name'] or 'all'}{', partly used' if c.get('is_part') else ''}",
     "TOTAL": lambda c: c["total"] or "-",
     "IDLE": itemgetter("idle"),

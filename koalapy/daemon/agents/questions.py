@@ -28,7 +28,7 @@ BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
 """Questions that agents may ask each other, all about replicas. Only the daemon may ask others."""
 ABOUT_REPLICAS = frozenset({"stat", "export"})
 MAX_FORWARDED = 1000
-"""Questions of one agent to others that are forwarded without an answer; it repeats a question whose answer is lost."""
+"""Questions of one agent to others that are forwarded without an answer; it repeats a question after a loss."""
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Sends a message to a cluster's agent; returns False if it is not connected."""
 IsReplicaNeeded = Callable[[ClusterName, ClusterName, str], bool]
@@ -138,7 +138,7 @@ class KnownNodes:
 
 
 class NodeLists:
-    """The nodes of clusters one by one. An agent is asked when a viewer wants them, at most every few seconds."""
+    """The nodes of clusters one by one, requested from an agent when a viewer wants them, at most every few seconds."""
 
     def __init__(self, questions: Questions, clock: Callable[[], float]) -> None:
         self._questions, self._clock = questions, clock

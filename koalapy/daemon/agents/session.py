@@ -45,7 +45,7 @@ class Session:
         """Seconds."""
         self._heard_at = asyncio.get_running_loop().time()
         self.clock_offset: float | None = None
-        """Seconds by which the agent's wall clock is ahead of the daemon's, when it was last told; None: unknown."""
+        """Seconds by which the agent's wall clock is ahead of the daemon's, when last reported; None: unknown."""
         self.hangs = False
         """Whether the agent has left a probe unanswered and has sent nothing since."""
         self._awaited = False

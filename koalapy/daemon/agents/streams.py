@@ -409,7 +409,7 @@ class Attendance:
                 self._absent_since[job] = self._clock()
 
     async def cancel_unattended(self) -> None:
-        """Cancel the jobs whose grace is over; called periodically."""
+        """Cancel the jobs that have exceeded their grace; called periodically."""
         now = self._clock()
         for job in [job for job, since in self._absent_since.items() if now - since > self._grace]:
             if self._queries.job(job) is None:

@@ -163,7 +163,7 @@ class ClusterChecks:
 def describe_common_loss(
     lost: Collection[ClusterStatus], clusters: Collection[ClusterStatus], now: float
 ) -> CommonLoss:
-    """Return the likely cause of the loss of several agents within seconds, with what is at stake, and its remedy."""
+    """Return the likely cause of the loss of several agents within seconds, with its impact and remedy."""
     times = [cluster.contact.last_heard or 0.0 for cluster in lost]
     number = "all" if len(lost) == len(clusters) else f"{len(lost)} of {len(clusters)}"
     cause, remedy = "a network or a power supply that they share is the likely cause", "ask their sites about these"

@@ -48,7 +48,7 @@ async def check_database(
 
 
 async def check_start(alerts: Collection[Alert], duration_s: float, now: float) -> AsyncIterator[Alert]:
-    """Report what was wrong with the stored data when the daemon started, for a limited time."""
+    """Report problems of the stored data at the start of the daemon, for a limited time."""
     for alert in alerts:
         if now < alert.since + duration_s:
             yield alert

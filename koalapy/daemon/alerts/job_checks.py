@@ -31,7 +31,7 @@ Wait = tuple[float, JobId]
 
 
 class JobChecks:
-    """A check of all unfinished jobs of users. What it needs of queued jobs is updated with each change.
+    """A check of all unfinished jobs of users. Its facts about queued jobs are updated with each change.
 
     There may be a million queued jobs. Active jobs are at most as many as nodes, and are examined in slices.
     """
@@ -49,7 +49,7 @@ class JobChecks:
         engine.subscribe(self.note_change)
 
     def note_change(self, job: Job, previous_state: JobState | None = None) -> None:
-        """Update what is known of a job after a change."""
+        """Update the facts about a job after a change."""
         del previous_state  # a restored job has none
         if job.spec.internal:
             return

@@ -57,7 +57,7 @@ class DeliveryResult:
 
     channel: Channel
     to: str
-    """The mail address, or the host of the webhook, whose path may be secret."""
+    """The mail address, or the host of the webhook, since its path may be secret."""
     delivered: bool
     answer: str
     """The answer of the mail server or webhook, or the error."""

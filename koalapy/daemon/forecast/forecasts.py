@@ -164,7 +164,7 @@ class Forecasts:
     def describe_drain(
         self, cluster: ClusterName, begin: float | None = None, end: float | None = None
     ) -> DrainPreview:
-        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster, and
+        """Return the effects of a drain that need no simulation. Raise ``NotFoundError`` for an unknown cluster, and
         ``UsageError`` for impossible times.
 
         ``begin`` (None: now) and ``end`` (None: when it is resumed) are in seconds since the epoch.

@@ -180,7 +180,7 @@ class Jobs:
             describe_request(f"job {job}", ": ".join(filter(None, (tasks, reason))))
         await self.commit_item(WorkItem(events=(event,)))
         if record.job.array_job is not None and self._queries.unfinished(job) is None:
-            job = record.job.array_job  # a task that was never started has no record of its own
+            job = record.job.array_job  # a task that was never started has no separate record
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:

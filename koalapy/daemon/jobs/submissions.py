@@ -126,7 +126,7 @@ def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
 
 
 class IdempotencyKeys:
-    """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
+    """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested during it."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store

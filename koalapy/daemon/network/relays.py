@@ -43,7 +43,7 @@ class JobRelay:
 
     plan: PlanRelay
     attempt: AttemptPlan | None
-    """None: the relays are not told of it, so that a job that needs relayed links fails."""
+    """None: it is not sent to the relays, so that a job that needs relayed links fails."""
 
     def head_entry(self, cluster: ClusterName) -> dict[str, Any] | None:
         return None if self.attempt is None else self.attempt.head_entry(cluster)
@@ -58,7 +58,7 @@ def attempt_name(job: Job) -> str:
 def choose_bases(name: str, slots: Sequence[int]) -> list[int]:
     """Return the first ports of an attempt's layouts; none if it needs more ports than there are.
 
-    They follow from its name, so that they need not be stored.
+    The name of the attempt determines them, so they need not be stored.
     """
     choices = LAST_PORT - FIRST_PORT + 2 - count_ports(slots)
     if choices <= 0:

@@ -93,7 +93,7 @@ class Samples:
         self._ended += job.state.is_final
 
     def make_samples(self) -> list[UseSum]:
-        """Return the use of each cluster, and of all with the events since the last sample, whose counters it resets.
+        """Return the use of each cluster, and of all with the events since the last sample. Reset their counters.
 
         A cluster that never reported is left out.
         """

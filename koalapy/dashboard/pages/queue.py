@@ -181,8 +181,8 @@ def _add_mine(dashboard: Dashboard, services: Services, finder: JobFinder) -> No
 
 
 def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
-    """Add the actions that change many jobs, the page that shows the effect of one before the user confirms it, and the
-    page with the jobs that it changed and those that it did not."""
+    """Add the actions on many jobs, with a preview for the user's confirmation, and a page of changed and unchanged
+    jobs."""
     queries, bulk, result_page = dashboard.engine.queries, jobs.bulk, {"template": "queue_done.html", "title": "Result"}
     used = deque[str](maxlen=MAX_KEYS)  # the keys of sent forms
     prefix = secrets.token_urlsafe(6)  # of all keys since the daemon started

@@ -47,7 +47,7 @@ class Drains:
             self._requeue_jobs(event.cluster, drain, now)
 
     def remove(self, event: ClusterResumed, now: float) -> None:
-        """End the drain in force, so that planned ones that it covered begin; with ``planned`` withdraw those only."""
+        """End the drain in force, so that planned drains under it begin. ``planned``: only withdraw planned ones."""
         cluster = self._grid[event.cluster]
         self.handle_due(cluster.name, now)
         if event.planned:
@@ -78,7 +78,7 @@ class Drains:
     def _begin_due(self, cluster: ClusterStatus, now: float) -> None:
         """Put the due drain with the latest end in force, if that is later than the end of the one in force.
 
-        Those that it covers stay planned until they are over: it may be resumed before.
+        The drains that it covers stay planned until their end, since the cluster may be resumed before.
         """
         planned = [drain for drain in cluster.planned_drains if drain.until > now]
         due = [drain for drain in planned if drain.since <= now]

@@ -128,7 +128,7 @@ class Failures:
     ) -> Job:
         """Handle a rejection by a component's resource manager.
 
-        ``concerns``: the scope of the rejection; ``sizes``: the sizes that it bars, beside that of the component.
+        ``concerns``: the scope of the rejection; ``sizes``: the sizes that it bars, besides that of the component.
         """
         if concerns == "job":
             self._note_refusal(job, component, error, now)

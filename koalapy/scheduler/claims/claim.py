@@ -391,7 +391,7 @@ class Claiming:
 
     def _pause_claims(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Keep a job from the clusters that lack nodes for it in the cycle of its placement, since it would be placed
-        there again at once. If it fits on no others, it leaves its queue for that time."""
+        there again at once. If it fits on no other clusters, it leaves its queue for that time."""
         for component in {c.cluster: c for c in this.refused}.values():
             nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
             problem = f"lacked {nodes} when they were claimed"

@@ -184,7 +184,7 @@ class ClaimTry:
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
     def class_of(self, component: Component) -> str:
-        """Return the class of nodes that a component requests; empty for any that meet its requirement.
+        """Return the class of nodes that a component requests; empty: any that meets its requirement.
 
         A component that could take the nodes of another one of the job keeps to its own class.
         """

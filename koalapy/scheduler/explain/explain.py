@@ -403,7 +403,7 @@ def _explain_hold(job: Job, spec: JobSpec, explanation: Explanation, queries: Qu
 def _deferred(
     queries: Queries, job: JobId | None, spec: JobSpec, awaits: tuple[Clause, ...], now: float
 ) -> Explanation:
-    """Explain a job that waits for other jobs or its begin, and whether there is room for it now."""
+    """Explain a job that waits for other jobs or its begin, and whether it would fit now."""
     answer = DryRun(queries).answer(spec)
     if spec.reservation:
         note = f"it gets nodes of reservation {spec.reservation}"

@@ -17,7 +17,7 @@ from koalapy.scheduler.queue.component_sizes import Requirements
 
 @dataclass(frozen=True, slots=True)
 class ComponentGroup:
-    """The components of a job with equal requirements, or one of them, as a job of its own."""
+    """The components of a job with equal requirements, or one of them, as a separate job."""
 
     spec: JobSpec
     requirement: NodeRequirement | None = None
@@ -114,7 +114,7 @@ class ComponentSearch:
         return self._place_from(0, {}) if self._may_fit(0, {}) else None
 
     def _place_from(self, position: int, partial: Partial) -> list[PlacedComponent] | None:
-        """Return the components from a position on, placed beside those of a partial placement; None if impossible."""
+        """Return the components from a position on, placed in addition to a partial placement; None if impossible."""
         if position == len(self._components):
             return []
         component = self._components[position]
@@ -134,7 +134,7 @@ class ComponentSearch:
         return None
 
     def _may_fit(self, position: int, partial: Partial) -> bool:
-        """Return whether the components from a position on fit beside a partial placement, whatever the policy is."""
+        """Return whether the components from a position on fit in addition to a partial placement, for any policy."""
         if position == len(self._components):
             return True
         key = position, frozenset(partial.items())

@@ -22,7 +22,7 @@ FAILURES = (INFRASTRUCTURE_FAILURE, TRANSFER_FAILURE)
 
 
 class KeptNodes:
-    """The nodes of jobs whose attempts have failed, kept from the low-priority jobs behind them."""
+    """The nodes of jobs with a failed attempt, kept from the low-priority jobs behind them."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
@@ -61,7 +61,7 @@ class KeptNodes:
         return (True, inf) if job is None else (job.spec.priority is Priority.LOW, job.queue_seq)
 
     def keep_for_restart(self, job: Job) -> None:
-        """Keep the released nodes of a job whose attempt has failed, until it is placed again.
+        """Keep the released nodes of a job after a failed attempt, until it is placed again.
 
         They are kept for ``KEPT_S`` seconds at most, and not at all while one of its clusters is gone.
         """

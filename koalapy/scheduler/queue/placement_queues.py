@@ -50,9 +50,9 @@ class PlacementQueues:
         self._pausing: set[JobId] = set()
         """Queued jobs outside their queues: they are deferred, or return after a pause."""
         self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
-        """Heaps of jobs that are to be tried out of turn, some of which may have left."""
+        """Heaps of jobs to try out of turn; some may have left the queue."""
         self.changed: set[JobId] = set()
-        """Newcomers that wait longer and were changed, so that this try does not count."""
+        """Newcomers that had waited before and were changed. This try of them does not count."""
         self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
         """Jobs with learning policies, by application, for applications without run-time statistics."""
         self.wakeups = {priority: Wakeup() for priority in Priority}
@@ -316,7 +316,7 @@ class PlacementQueues:
     def change(self, job: Job, spec: JobSpec) -> Job:
         """Replace the specification of a waiting job, and try it at once unless it is held or deferred.
 
-        It keeps its tries and its submission time, by which it is ordered. A pause before its next attempt ends.
+        It keeps its tries, and its submission time, which orders the queue. A pause before its next attempt ends.
         Rejections of the former specification are forgotten, and nodes are kept for its restart only.
         """
         if replace(spec, priority=job.spec.priority) != job.spec:

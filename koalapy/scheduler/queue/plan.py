@@ -50,10 +50,10 @@ Evaluate = Callable[[JobSpec, GridView, Barred], Placement | Refusal]
 class Plan:
     """The planned start of one job: the time by which enough nodes are expected to be free for it.
 
-    It is the job of the highest priority that has waited longest, of those that would fit without the scheduler's other
-    jobs. It keeps its turn until its nodes are claimed. Other jobs of its priority and below may use any nodes until
-    the planned start, and beyond it those that it does not need. If the start is late since a job of unknown run time
-    did not end as expected, it is planned anew, and from then on only jobs with a walltime may use its nodes.
+    The job has the highest priority and has waited longest, of those that would fit without the scheduler's other jobs.
+    It keeps its turn until its nodes are claimed. Other jobs of its priority and below may use all nodes until the
+    planned start, and run beyond it on nodes that the job does not need. If the start is late since a job of unknown
+    run time did not end as expected, it is planned anew. From then on only jobs with a walltime may use its nodes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Plan:
         return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
-        """Return how long a job is expected to run: its walltime, or what is known of such jobs.
+        """Return how long a job is expected to run: its walltime, or the known run time of such jobs.
 
         It has no limit while no starts are planned.
         """
@@ -349,7 +349,7 @@ class Plan:
             self._promises.update(job, start, clusters, earlier, self._last_to_end, is_certain=is_certain)
 
     def _last_to_end(self) -> Job | None:
-        """Return a job whose expected end is the planned start; None if there is none."""
+        """Return a job that is expected to end at the planned start; None if there is none."""
         return next((job for job in self._ledger.active_jobs() if self._expected_end(job) == self.start), None)
 
     def _may_change(self) -> bool:

@@ -79,7 +79,7 @@ class Promises:
         """Store when a waiting job is planned to start, and in words why that has become later.
 
         ``start``: None if it has no plan any more. ``clusters``: those of its plan; ``earlier``: those of the plan
-        before. ``last_to_end``: returns the job for whose end it is planned to wait.
+        before. ``last_to_end``: returns the job that it is planned to wait for.
         """
         now, planned = self._state.now, job.planned_start
         if planned is None or planned.late is not None:
@@ -126,7 +126,7 @@ class Promises:
     def _find_reason(self, job: Job, made_at: float, clusters: Iterable[ClusterName], blocker: Job | None) -> str:
         """Return as text why a start that was planned first at ``made_at`` is later than before.
 
-        ``blocker``: the job for whose end it is planned to wait; None if there is none.
+        ``blocker``: the job that it is planned to wait for; None if there is none.
         """
         names, now = [name for name in clusters if name in self._grid], self._state.now
         for name in names:

@@ -1,6 +1,6 @@
 """Defer queued jobs until other jobs have ended and their begin has come, and fail those that can no longer start.
 
-A deferred job is queued, but outside its placement queue. It enters the queue like a new job, and what it waited before
+A deferred job is queued, but outside its placement queue. It enters the queue like a new job, and its earlier wait
 does not count.
 """
 
@@ -124,7 +124,7 @@ class StartConditions:
     # Events that concern them
 
     def begin(self, job_id: JobId, now: float) -> None:
-        """Let a job start whose begin has come."""
+        """Let a job start at its begin."""
         self._release_if_met(job_id, now)
 
     def expire(self, job_id: JobId, now: float) -> None:
@@ -200,7 +200,7 @@ class StartConditions:
         return bool(job.awaits) or (job.spec.begin is not None and now < job.spec.begin)
 
     def _note_end(self, job: Job) -> None:
-        """Note the end of a job that others wait for, and forget what this one waited for."""
+        """Note the end of a job that others wait for, and forget its own dependencies."""
         if job.id in self._dependents:
             self.ended.append((job.id, job.state))
         if not _has_conditions(job.spec):

@@ -80,7 +80,7 @@ def test_tunnel_with_cut_connection_fails(tmp_path: Path, is_cut: bool) -> None:
     def serve() -> None:
         context = load_certificate(files.certificate, files.key).context
         exit_codes.append(tunnel.pump(tunnel.wrap_connection(context, outer, is_server=True), here))
-        signal.alarm(0)  # which is set for a program of its own
+        signal.alarm(0)  # set for a separate program
 
     with outer, here, rsync, peer:
         thread = threading.Thread(target=serve)

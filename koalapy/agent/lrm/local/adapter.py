@@ -176,7 +176,7 @@ class LocalLrm(Lrm):
         return parts
 
     def _used_parts(self, records: Sequence[dict[str, Any]]) -> dict[str, NodePart]:
-        """Return what running jobs use of each node that they share."""
+        """Return the used part of each node that running jobs share."""
         used: dict[str, Counter[str]] = {}
         exclusive: set[str] = set()
         for record in records:

@@ -42,7 +42,7 @@ class LocalNode:
     jobs: "list[LocalJob]" = field(default_factory=list)
 
     def can_run(self, job: "LocalJob") -> bool:
-        """Return whether a job may get the node now, alone or beside those that it has."""
+        """Return whether a job may get the node now, alone or with those that it has."""
         if job.eligible and self.address not in job.eligible:
             return False
         if not self.jobs:
@@ -77,7 +77,7 @@ class LocalJob:
     eligible: frozenset[str] = frozenset()
     """Addresses of the nodes that it may get; empty: any."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """What it takes of each node that it may share, by address."""
+    """Its part of each node that it may share, by address."""
     reservation: str = ""
     """The reservation of its nodes; empty: none."""
     ends_at: float = math.inf

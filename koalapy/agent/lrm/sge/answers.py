@@ -107,7 +107,7 @@ class AdvanceReservation:
     ends: float
     hosts: frozenset[str] = frozenset()
     users: frozenset[str] = frozenset()
-    """The accounts besides the owner whose jobs may use it."""
+    """The accounts besides the owner that may use it."""
 
     def longest_walltime(self, now: float) -> float:
         """Return the seconds that a job may run in it, so that it ends by its own limit.
@@ -247,7 +247,7 @@ def read_job_error(text: str) -> str:
 def read_waiting_reason(text: str) -> str:
     """Return why a job waits, from the scheduling information in the output of ``qstat -j``; empty if there is none.
 
-    A line about the parallel environment or a limit is about the whole job; other lines are about one queue each.
+    A line about the parallel environment or a limit is about the whole job; each other line is about one queue.
     """
     _, heading, information = text.partition("scheduling info:")
     lines = [" ".join(line.split()) for line in information.splitlines()] if heading else []
@@ -259,7 +259,7 @@ def read_waiting_reason(text: str) -> str:
 
 
 def read_reservations(text: bytes) -> Sequence[AdvanceReservation]:
-    """Read an answer of ``qrstat -xml``, without what is over. Raise ``SiteUnavailable`` for other text.
+    """Read an answer of ``qrstat -xml``, without reservations that are over. Raise ``SiteUnavailable`` for other text.
 
     Reservations that are unreadable are left out, but none with a name of koalapy: a missing one counts as removed.
     """

@@ -297,7 +297,7 @@ class SlurmLrm(PolledLrm):
         return replace(snapshot, submit_error=error, notices=notices, unreadable=len(unreadable))
 
     def _common_options(self, part: NodeRequirement | None = None) -> list[str]:
-        """Return the options of every job; ``part``: what a job that shares its nodes needs of each."""
+        """Return the options of every job; ``part``: the requested part of each node, for a job that shares nodes."""
         options = ["--ntasks-per-node=1", f"--cpus-per-task={part.cores}" if part else "--exclusive", "--no-requeue"]
         if not any(option.partition("=")[0] in _MEMORY_OPTIONS for option in self._native_options):
             # The whole memory of each node, or that of the requested cores: not the site's default.
@@ -309,7 +309,7 @@ class SlurmLrm(PolledLrm):
         return [*options, *self._native_options]
 
     def _memory_of_part(self, part: NodeRequirement) -> list[str]:
-        """Return the memory of a job that shares its nodes; without any, what belongs to its cores."""
+        """Return the memory of a job that shares nodes; by default the memory of its cores."""
         if part.memory:
             return [f"--mem={-(-part.memory >> 20)}M"]
         groups = [group for group in self._groups.groups if part.is_met_by(group)]

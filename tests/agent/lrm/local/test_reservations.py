@@ -18,7 +18,7 @@ NAME = "koala-0123456789ab-7"
 
 
 class Table(JobTable):
-    """A table of four nodes whose time the test sets."""
+    """A table of four nodes, with a time that the test sets."""
 
     def __init__(self, reservations_file: str = "", nodes: int = 4) -> None:
         self.now = 0.0

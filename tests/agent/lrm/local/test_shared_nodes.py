@@ -101,7 +101,7 @@ class SharedCluster:
 
 
 def check_nodes(cluster: SharedCluster) -> None:
-    """Check that no node has more jobs than it has cores, memory and GPUs, or any beside an exclusive job."""
+    """Check that no node has more jobs than it has cores, memory and GPUs, or another job with an exclusive one."""
     groups = {address: group for group in cluster.lrm._classes.groups for address in group.nodes}
     for node in cluster.table.nodes:
         if len(node.jobs) > 1:
