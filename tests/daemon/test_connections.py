@@ -102,12 +102,11 @@ async def test_connections_at_limit_close_longest_waiting() -> None:
 @contextlib.asynccontextmanager
 async def open_answered(connections: Connections) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Yield a connection with one answered request. After it, shorten the deadline for the next request head."""
-    connections.headers_timeout = DEADLINE
     async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GOOD)
         assert b"200 OK" in await reader.readuntil(b"ok")
-        connections.headers_timeout = 0.2
+        connections.idle_timeout = 0.2
         yield reader, writer
         writer.close()
 
@@ -125,6 +124,22 @@ async def test_connections_with_bytes_after_request_are_closed() -> None:
     async with open_answered(Connections(20_000)) as (reader, writer):
         writer.write(GOOD * 2 + b"GET")
         assert (await read_until_closed(reader)).count(b"200 OK") == 2
+
+
+async def test_connections_stay_open_for_as_long_as_clients_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that meets the close of its connection fails. Common proxies use a connection again for a minute."""
+    loop, passed_s = asyncio.get_running_loop(), [0.0]
+    loop_time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: loop_time() + passed_s[0])
+    async with serve_http(Connections(20_000)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for passed_s[0] in (0.0, 60.0):
+            assert b"200 OK" in await answer_to(port)  # after it, what is overdue is closed
+            writer.write(GOOD)
+            assert b"200 OK" in await reader.readuntil(b"ok")
+        passed_s[0] = 140.0
+        assert await read_until_closed(reader) == b""
+        writer.close()
 
 
 @pytest.mark.evidence("N3")

@@ -31,7 +31,9 @@ OWN_FILES = 256
 FILES_WANTED = 2 * MAX_CONNECTIONS + OWN_FILES
 """Requested limit of open files; programs of embedded clusters inherit it."""
 HEADERS_TIMEOUT = 20.0
-"""Seconds from the start of a connection, or from the last response, until a request's headers are complete."""
+"""Seconds from the start of a connection until its first request's headers are complete."""
+IDLE_TIMEOUT = 75
+"""The same from the last response: longer than clients keep one, since a request that meets the close fails."""
 GOODBYE_TIMEOUT = 3.0
 """Seconds within which the client must end a TLS session, or read a rejection."""
 MAX_UNREAD = 1024 * 1024
@@ -70,7 +72,7 @@ class Connections:
     def __init__(self, files: int, headers_timeout: float = HEADERS_TIMEOUT) -> None:
         # A request may open a file in addition to its connection.
         self.max_open = min(MAX_CONNECTIONS, max(2 * RESERVED, (files - OWN_FILES) // 2))
-        self.headers_timeout = headers_timeout
+        self.headers_timeout, self.idle_timeout = headers_timeout, float(IDLE_TIMEOUT)
         self._open: set[OpenConnection] = set()
         self._waiting: dict[OpenConnection, asyncio.TimerHandle] = {}
         """Connections without a request and the timers that close them, in the order in which they began to wait."""
@@ -87,16 +89,14 @@ class Connections:
     def add(self, connection: OpenConnection) -> None:
         """Count a new connection. If there are too many, close the one that has waited longest for a request."""
         self._open.add(connection)
-        self.expect_request(connection)
+        self.expect_request(connection, self.headers_timeout)
         if len(self._open) > self.max_open:
             self._close_connection(next(iter(self._waiting)))
 
-    def expect_request(self, connection: OpenConnection) -> None:
-        """Start the deadline at which a connection without complete request headers is closed."""
+    def expect_request(self, connection: OpenConnection, timeout: float) -> None:
+        """Close a connection that has no complete request headers after ``timeout`` seconds."""
         if connection in self._open and connection not in self._waiting:
-            self._waiting[connection] = connection.loop.call_later(
-                self.headers_timeout, self._close_connection, connection
-            )
+            self._waiting[connection] = connection.loop.call_later(timeout, self._close_connection, connection)
 
     def begin_request(self, connection: OpenConnection) -> None:
         """Cancel the deadline of a connection, since the headers of a request are complete."""
@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:  # false if another request was received with it
-            self.all.expect_request(self)
+            self.all.expect_request(self, self.all.idle_timeout)
 
 
 class _NewConnection:
@@ -280,13 +280,13 @@ class HttpServer(uvicorn.Server):
             log_config=None,  # the daemon's own logging is used
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
+            timeout_keep_alive=IDLE_TIMEOUT,
             ws_per_message_deflate=False,
             backlog=ACCEPTS_PER_TURN,
             proxy_headers=False,
         )
         super().__init__(config)
-        self._on_started = started
-        self._connections, self._certificate = connections, certificate
+        self._on_started, self._connections, self._certificate = started, connections, certificate
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
