@@ -1,8 +1,8 @@
 """The rings of the suite: the tests that a command runs, their permissions and their time limits.
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
-takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
-needs root or has the parameter ``postgresql`` (ring 2), or has the parameter ``testbed`` (ring 3 unless ``nightly``).
+takes hours. A test belongs to ring 1 by default. It belongs to ring 2 if it, or its file by ``pytestmark``, is marked
+``processes``, needs root or has the parameter ``postgresql``; to ring 3 with ``testbed``; to ring 4 if ``nightly``.
 A test marked ``promise`` belongs to ring 1 and may start processes all the same.
 """
 

@@ -98,7 +98,7 @@ class Standby:
     async def run(self, listener: socket.socket) -> Claim | None:
         """Stand by until the lease may be taken, and return how; None if a signal ends this daemon."""
         assert self.settings.database is not None
-        gc.unfreeze()  # what an earlier active daemon of this process has left
+        gc.unfreeze()  # objects of an earlier active daemon of this process
         ended, address = asyncio.Event(), own_url(self.settings, listener, self.certificate)
         if address.partition("://")[2].startswith(("localhost", "127.", "[::1]")):
             log.warning("give --host or set public_url: the address is local", action="local-address", url=address)

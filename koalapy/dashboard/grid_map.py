@@ -1,8 +1,8 @@
 """The layout of the grid's map: clusters, measured links between them, and the running jobs that span several.
 
-Up to ``MAX_RING`` clusters are on an ellipse, with all links between them. Of more clusters, those that co-allocated
-jobs span are on the ellipse, with the links between them, and all others are in rows below, so that no line crosses
-another cluster; those without a current report are small, and last. ``parts/map.html`` draws the map as SVG.
+Up to ``MAX_RING`` clusters are on an ellipse, with all links between them. Of more clusters, those of
+co-allocated jobs are on the ellipse, with the links between them. All others are in rows below, so that no line crosses
+a cluster. Clusters without a current report are small, and last. ``parts/map.html`` draws the map as SVG.
 """
 
 from collections import Counter

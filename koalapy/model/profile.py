@@ -73,8 +73,8 @@ class ClusterProfile:
     coallocate_with: tuple[ClusterName, ...] | None = None
     """Clusters that may share a job with this one, if they also allow this one. By default all."""
     node_start_limit: Annotated[float, Ge(0), Le(MAX_DURATION)] = 900.0
-    """Maximum seconds that a job waits, with its nodes on other clusters, for nodes of this cluster that are being
-    started, and for its input files once all its nodes have reported. Then the attempt ends as an error of this
+    """Maximum seconds that a job, with its nodes on other clusters, waits for the start of nodes of this cluster.
+    Likewise for its input files once all its nodes have reported. Then the attempt ends as an error of this
     cluster."""
     lease: Annotated[float, Ge(0), Le(MAX_DURATION)] | None = None
     """Seconds that components on this cluster continue while the daemon is silent; then they end and their jobs are

@@ -160,8 +160,8 @@ class ComponentStatus:
     None: all, as with agents of versions without this field.
     """
     relay_lost: bool = False
-    """Whether its infrastructure failure is the loss of relayed links outside its site, or its preemption by a local
-    job, so that it is not an error of the cluster."""
+    """Whether its infrastructure failure is no error of the cluster: the loss of relayed links outside the site, or a
+    preemption by a local job."""
     results_lost: bool = False
     """Whether its infrastructure failure is the loss of files that its program, which had succeeded, left to send."""
     type: Literal["status"] = field(default="status", kw_only=True)

@@ -168,7 +168,7 @@ def escape_formula(value: object) -> object:
 
 def to_line(text: str) -> str:
     """Return a text with blanks in place of line breaks, control characters and characters that change the order of
-    others, so that it can neither add lines or headers nor alter a terminal."""
+    text. So it can neither add lines or headers nor alter a terminal."""
     return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
 
 

@@ -1,7 +1,7 @@
 """Ask the runner of a job's script to start a program on the job's nodes: ``mpirun`` inside a script.
 
-The runner writes a command ``mpirun`` that starts this file with the runner's folder as its first argument, and for a
-translated script a command ``srun`` that does so with ``--srun``.
+The runner writes a command ``mpirun`` that starts this file with the runner's folder as its first argument. For a
+translated script it also writes a command ``srun``, with the argument ``--srun``.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class UsageMeter:
     """The use of this node by the program, from the start of its first process.
 
     The kernel counts the processor time of all ended descendants, since this runner adopts and reaps them. The memory
-    of all running processes together is read from ``/proc`` at intervals, so that of short programs is that of their
+    of all running processes together is read from ``/proc`` at intervals. A short program has the memory of its
     largest process, which the kernel reports at its end.
     """
 

@@ -219,7 +219,7 @@ class ProgramInput:
             self._inlet.receive(offset, data, is_last=is_last)
 
     def close_reading(self) -> None:
-        """Leave the end to read from to the program alone once it has it, so that its end is noticed."""
+        """Close the reading end once the program has opened it, so that the end of the program is noticed."""
         if self._path and not os.path.exists(f"{self._path}{OPENED_SUFFIX}"):
             self._loop.set_alarm("input-opened", OPENED_INTERVAL, self.close_reading)
             return

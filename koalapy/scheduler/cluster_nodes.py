@@ -351,8 +351,8 @@ class ClusterNodes:
     def idle_reported_for(self, token: Token) -> int:
         """Return the nodes reported idle for a waiting component, less those promised to others of its class.
 
-        Return 0 if an earlier component waits for another class, since a strict queue may be held up by it, and for a
-        component that shares nodes, which the resource manager may keep for others.
+        Return 0 if an earlier component waits for another class, since it may hold up a strict queue. Return 0 for a
+        component that shares nodes, since the resource manager may keep them for others.
         """
         if token in self._reserved or self._may_share(token):
             return 0

@@ -542,7 +542,7 @@ reservations = Table(
     _one_of("state", ReservationState),
 )
 
-# The weights in fair share that operators have set; without one, it is as configured again.
+# The weights in fair share that operators have set; users without a row have the configured weight.
 share_weights = Table(
     "share_weights",
     metadata,

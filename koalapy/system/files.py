@@ -59,8 +59,8 @@ _FILE_SYSTEM_ENTRIES = {"lost+found"}
 def make_private_directory(path: Path, contents: Collection[str], field: str) -> Path:
     """Create a directory with mode 0700, or restrict an existing one; return its path without symbolic links.
 
-    An existing directory that others may read is restricted only if it is empty or holds an entry of ``contents``, so
-    that a mistyped path does not lock other accounts out of a shared folder. Raise ``UsageError`` for ``field`` if it
+    An existing directory that others may read is restricted only if it is empty or holds an entry of ``contents``.
+    So a mistyped path does not lock other accounts out of a shared folder. Raise ``UsageError`` for ``field`` if it
     cannot be used.
     """
     try:

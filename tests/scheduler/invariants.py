@@ -589,9 +589,9 @@ def check_no_job_passed(world: "World", effects: Effects) -> None:
 def check_plan(world: "World") -> None:
     """Check after a scan that the right job has the planned start.
 
-    That is the job of the highest priority that has waited longest, of those that fit the empty grid within the current
-    limits of resource managers, or a job that had the plan before. None has it while a placed job has yet to request
-    the nodes that were planned for it. A plan stays while one of its clusters is out of contact for a moment.
+    It is the longest waiting job of the highest priority, of those that fit the empty grid within the current limits of
+    resource managers, or a job that had the plan before. No job has it while a placed job has yet to request the nodes
+    that were planned for it. A plan stays while one of its clusters is out of contact for a moment.
     """
     queries, plan_after = world.queries, world.rules.plan_after
     if plan_after is None or not world.rules.plans_starts:

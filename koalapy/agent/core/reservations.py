@@ -58,7 +58,7 @@ class Reservations:
     """Answers the questions ``reserve``, ``unreserve`` and ``reservations``. They raise ``SiteError``.
 
     The resource manager keeps the reservations, and the daemon knows which it wants. One call runs at a time, so that
-    a repeated question finds what the first one made.
+    a repeated question finds the reservation that the first one made.
     """
 
     def __init__(self, lrm: Lrm, monitor: LrmMonitor, accounts: Accounts, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -358,7 +358,7 @@ class Engine:
             job = self._job_of(command, effects)
             payload = commands.build_message(command, job, ident)
             messages.setdefault(command.cluster, []).append(payload)
-            # Needs no outbox: each inventory that still has the component leads to another one.
+            # Needs no outbox: each inventory that still has the component leads to another command.
             if not isinstance(command, ForgetComponent):
                 entries.append(OutboxEntry(ident, command.cluster, payload))
         batch = Batch(

@@ -223,7 +223,7 @@ class Jobs:
         self, cluster: ClusterName, *, planned: bool = False, begin: float | None = None, ordered: float | None = None
     ) -> ClusterRecord:
         """Let the scheduler use a drained cluster again, or withdraw its ``planned`` drains: with ``begin`` (seconds
-        since the epoch) the one of that minute, with ``ordered``, too, the one that was ordered in that second.
+        since the epoch) the drain of that minute, also with ``ordered`` the drain ordered in that second.
 
         Raise ``ConflictError`` without such drains or with several, ``UsageError`` for ``ordered`` without ``begin``.
         """

@@ -199,7 +199,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
             "tokens": [TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             "more_tokens": max(0, len(tokens) - MAX_TOKENS),
             "include_invalid": include_invalid,
-            # That of ``user``, which a weight that was set replaces
+            # The weight of ``user``, unless operators have set one
             "configured_weight": limits.weights.configured_weight(shown_user),
             "changes": await read_changes(audit_log, caller, changes_before, actor=shown_user),
         }

@@ -120,7 +120,7 @@ class _FutureGrid:
 
         def idle_after(name: ClusterName) -> int:
             cluster, idle = dry_run.queries.grid[name], usable[name].idle
-            # Those beyond promised, reserved and doubted ones; negative if others get the next released nodes.
+            # Nodes beyond promised, reserved and doubted ones; negative if others get the next released nodes.
             spare = idle or cluster.nodes.surplus - dry_run.reserved_nodes(name, base)
             max_nodes = cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
             return max(idle, min(spare + freed[name], plan.limit(base.priority, is_late, cluster, max_nodes)))

@@ -63,7 +63,7 @@ class PolicyQuestions:
             delays: dict[ClusterName, float] = {}
             rounds = count(1)
             while isinstance(answer, Placement) and spec.all_inputs and view.has_reservations:
-                # A job that awaits its files starts, and so ends, later: on all of its clusters, with the last of them.
+                # A job that awaits files starts, and so ends, later on all its clusters: after the last arrival.
                 transfer_s: dict[ClusterName, float] = {}
                 for placed in answer.components:
                     seconds = self.transfer_of(spec, placed, view).seconds

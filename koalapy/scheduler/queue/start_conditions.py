@@ -139,8 +139,8 @@ class StartConditions:
             self._fail(job, f"reservation {name} {reason}", now)
 
     def settle(self, now: float) -> bool:
-        """Release or fail the jobs that wait for jobs that have ended since the last call, and fail those that have
-        come, also from an attempt or an earlier daemon run, after the end of their reservation.
+        """Release or fail the jobs that wait for jobs that have ended since the last call. Fail jobs queued after the
+        end of their reservation, also after an attempt or by an earlier daemon run.
 
         Return whether there were any.
         """

@@ -331,7 +331,7 @@ class LocalLrm(Lrm):
             on_failure.push_async_callback(link.close)
             hello = await link.request("hello")
             if (hello["cluster"], hello["nodes"], hello["network"]) == (cluster.name, cluster.nodes, cluster.network):
-                # The key is the one that this agent or an earlier one gave to locald first.
+                # locald answers with the first key that it got from this agent or an earlier one.
                 key = self._key or os.urandom(_KEY_BYTES)
                 self._key = bytes.fromhex((await link.request("keep", key=key.hex()))["key"])
                 await link.request("watch")

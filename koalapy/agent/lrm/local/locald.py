@@ -349,7 +349,7 @@ class Server:
         if (seconds := self._jobs.next_change_s()) is not None:
             self.loop.set_alarm("reservation", min(seconds, _MAX_CLOCK_ERROR_S), lambda: None)
         while not self._is_stopping and (job := self._jobs.start_next_job()):
-            self._report_ended_jobs()  # first those that had its nodes
+            self._report_ended_jobs()  # first the jobs that had its nodes
             self._accounting.note_start(job)
             self._runs.start_job(job)
         self._report_ended_jobs()

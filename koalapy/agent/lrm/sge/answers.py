@@ -60,7 +60,7 @@ _LIMIT_FAILURES: Mapping[int, str] = {37: "h_rt, h_cpu, or h_vmem", 44: "h_rt", 
 _LIMIT_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
 """Signals that Grid Engine sends to a job that has exceeded a limit."""
 _WALLTIME_MARGIN_S = 60.0
-"""A job that was ended for one of several limits this close to its walltime is taken to have exceeded it."""
+"""A job that one of several limits ended this close to its walltime counts as beyond its walltime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AdvanceReservation:
     """The accounts besides the owner that may use it."""
 
     def longest_walltime(self, now: float) -> float:
-        """Return the seconds that a job may run in it, so that it ends by its own limit.
+        """Return the seconds that a job may run in the reservation to end by its own limit.
 
         Grid Engine would kill a longer one without a reason that shows in its accounting.
         """
