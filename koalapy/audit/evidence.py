@@ -137,6 +137,11 @@ class Evidence:
             )
             yield source, uses
 
+    def runs_of(self, job: int) -> Iterator[Run]:
+        """Yield the runs of a job by all sources."""
+        query = "SELECT kind, source, content FROM facts WHERE job = ? AND kind = 'Run'"
+        return (self._restore(*row) for row in self._database.execute(query, (job,)))
+
     def find_run(self, number: int) -> Run:
         """Return the run of a use."""
         rows = self._database.execute("SELECT source, content FROM facts WHERE rowid = ?", (number,))

@@ -276,6 +276,8 @@ def check_nodes(evidence: Evidence) -> Results:
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
     """Yield a finding for two runs on a node at the same time, unless both jobs share nodes or the end is unknown."""
     shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
+    if earlier.kind is RunKind.CLAIM and _was_returned_before(run, earlier, evidence):
+        return
     if False in shares and earlier.unknown_since is not None and (run.begin or 0.0) >= earlier.unknown_since:
         yield Gap("node-once", run.job, "the end of an earlier claim on the same node was not reported")
     elif False in shares:
@@ -283,6 +285,15 @@ def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
         yield Finding("node-once", run.job, run.attempt, text, (str(earlier), str(run)))
     elif None in shares:
         yield Gap("node-once", run.job, "the database has no record any more of a job on the same node")
+
+
+def _was_returned_before(run: Run, claim: Run, evidence: Evidence) -> bool:
+    """Return whether the resource manager saw the end of a claim before a run: the daemon may have heard of it late."""
+    part = (RunKind.HELD, claim.attempt, claim.part, claim.cluster)
+    held = [r for r in evidence.runs_of(claim.job) if (r.kind, r.attempt, r.part, r.cluster) == part]
+    ends = [r.end for r in held if r.has_ended and r.end is not None]
+    latest = (run.begin or 0.0) + max((r.source.tolerance_to(run.source) for r in held), default=0.0)
+    return bool(held) and len(ends) == len(held) and max(ends) <= latest
 
 
 def _shares_nodes(job: int, evidence: Evidence) -> bool | None:

@@ -344,6 +344,20 @@ def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(
     assert ("node-once" in {rule for rule, _ in report.missing}) is is_gap
 
 
+@pytest.mark.parametrize(("held_until", "is_twice"), [(59.0, False), (80.0, True), (None, True)])
+def test_claim_that_the_daemon_saw_end_late_is_judged_by_the_accounting(
+    held_until: float | None, *, is_twice: bool
+) -> None:
+    """A daemon that was restarted hears of the end of a claim later than its nodes were given to another job."""
+    claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",))
+    held = Run(Source("sacct", "cluster north"), RunKind.HELD, 1, 1, "0", "north", 1.0, held_until, nodes=("a",))
+    records = [JobRecord(DATABASE, job, "succeeded", 1) for job in (1, 2)]
+    report = audit_facts(
+        [claim, replace(held, has_ended=held_until is not None), replace(claim, job=2, begin=60.0), *records]
+    )
+    assert ("node-once" in {finding.rule for finding in report.findings}) is is_twice
+
+
 @pytest.mark.parametrize(("begin", "placed_line", "is_early"), [(20.0, 21, False), (60.0, 19, True)])
 def test_claim_of_a_dependent_job_is_judged_by_the_order_of_the_database(
     begin: float, placed_line: int, *, is_early: bool
