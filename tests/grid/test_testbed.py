@@ -6,12 +6,9 @@ Collected when the testbed is up (``make testbed``).
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx2
 import pytest
@@ -20,7 +17,6 @@ from tests.grid import containers
 from tests.grid.grid import Gate, wait_until
 from tests.grid.testbed import ADDRESSES, Testbed
 
-PORT_SUITE = "tests/agent/lrm/test_port.py -o asyncio_mode=auto -o addopts="
 FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
 
 
@@ -77,22 +73,6 @@ def test_runner_secret_is_found_in_no_file_or_process(bed: Testbed, cluster: str
     }[cluster]
     assert "SECRET" not in head.shell(books, check=False)
     bed.finish_gated_job(ident, gate)
-
-
-@pytest.mark.timeout(600)
-def test_port_suite_passes_on_slurm_and_grid_engine(bed: Testbed) -> None:
-    with ThreadPoolExecutor() as pool:
-        for failure in pool.map(partial(run_port_suite, bed), ("north", "east"), ("slurm", "sge")):
-            assert failure.endswith("ended with 0\n"), failure
-            assert "skipped" not in failure
-
-
-def run_port_suite(bed: Testbed, cluster: str, kind: str, partition: str = "batch") -> str:
-    folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
-    pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
-    environment = f"KOALA_PORT_KIND={kind} KOALA_PORT_PARTITION={partition}"
-    script = f"cd /src && {environment} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
-    return bed.containers[f"{cluster}-head"].shell(script + " 2>&1; echo ended with $?", user="koala")
 
 
 # Drained nodes

@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from uuid import uuid4
 
 import pytest
 
-from tests.grid.test_testbed import fixed_request, run_port_suite
+from tests.grid.test_testbed import fixed_request
 from tests.grid.testbed import WEST, Testbed
+
+PORT_SUITE = "tests/agent/lrm/test_port.py -o asyncio_mode=auto -o addopts="
 
 
 @pytest.fixture
@@ -57,8 +62,18 @@ def test_job_of_fewer_nodes_than_the_partition_takes_runs_elsewhere(bed: Testbed
 
 
 @pytest.mark.timeout(600)
-def test_port_suite_passes_on_slurm_24(bed: Testbed) -> None:
+def test_port_suite_passes_on_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None:
     bed.drain(WEST)
-    output = run_port_suite(bed, WEST, "slurm", "single")
-    assert output.endswith("ended with 0\n"), output
-    assert "skipped" not in output
+    runs = (("north", "slurm", "batch"), ("east", "sge", "batch"), (WEST, "slurm", "single"))
+    with ThreadPoolExecutor() as pool:
+        for output in pool.map(partial(run_port_suite, bed), *zip(*runs, strict=True)):
+            assert output.endswith("ended with 0\n"), output
+            assert "skipped" not in output
+
+
+def run_port_suite(bed: Testbed, cluster: str, kind: str, partition: str) -> str:
+    folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
+    pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
+    environment = f"KOALA_PORT_KIND={kind} KOALA_PORT_PARTITION={partition}"
+    script = f"cd /src && {environment} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
+    return bed.containers[f"{cluster}-head"].shell(script + " 2>&1; echo ended with $?", user="koala")
