@@ -11,7 +11,7 @@ from koalapy.audit.evidence import Evidence, JobEvidence, NodeUse
 from koalapy.audit.facts import FAR_FUTURE, FINAL_STATES, Fact, JobRecord, Output, Run, RunKind, Source, format_moment
 
 LINGER_S = 60.0
-"""Seconds in which the jobs of a resource manager are removed after a job's end, or as duplicates of a component."""
+"""Seconds in which jobs of a resource manager are removed after an end or as duplicates, and ends are reported."""
 REMOVED = "the database has no record of the job any more"
 MAX_FINDINGS = 1000
 """Findings that a report lists; more are counted."""
@@ -210,11 +210,13 @@ def _are_all_parts(programs: list[Run]) -> bool:
 
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether one source saw all parts of the last attempt end with 0, and the daemon gave up none of them."""
+    """Return whether one source saw all parts of the last attempt end with 0, in time, and the daemon gave up none."""
+    limit = record.ended_at - LINGER_S if record.ended_at and record.reason.startswith("deadline") else FAR_FUTURE
     claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
     return all(claim.unknown_since is None for claim in claims) and any(
         {run.exit_code for run in runs} in ({0}, {0, None})
         and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
+        and max(run.end or 0.0 for run in runs) <= limit
         for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
     )
 
@@ -276,8 +278,8 @@ def check_nodes(evidence: Evidence) -> Results:
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
     """Yield a finding for two runs on a node at the same time, unless both jobs share nodes or the end is unknown."""
     shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
-    if earlier.kind is RunKind.CLAIM and _was_returned_before(run, earlier, evidence):
-        return
+    if earlier.kind is RunKind.CLAIM and _is_accounted(earlier, evidence) and _is_accounted(run, evidence):
+        return  # the daemon may have heard of its end late, or its clock was set back
     if False in shares and earlier.unknown_since is not None and (run.begin or 0.0) >= earlier.unknown_since:
         yield Gap("node-once", run.job, "the end of an earlier claim on the same node was not reported")
     elif False in shares:
@@ -287,13 +289,10 @@ def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
         yield Gap("node-once", run.job, "the database has no record any more of a job on the same node")
 
 
-def _was_returned_before(run: Run, claim: Run, evidence: Evidence) -> bool:
-    """Return whether the resource manager saw the end of a claim before a run: the daemon may have heard of it late."""
+def _is_accounted(claim: Run, evidence: Evidence) -> bool:
+    """Return whether a resource manager recorded the nodes of a claim, so that its own times are judged instead."""
     part = (RunKind.HELD, claim.attempt, claim.part, claim.cluster)
-    held = [r for r in evidence.runs_of(claim.job) if (r.kind, r.attempt, r.part, r.cluster) == part]
-    ends = [r.end for r in held if r.has_ended and r.end is not None]
-    latest = (run.begin or 0.0) + max((r.source.tolerance_to(run.source) for r in held), default=0.0)
-    return bool(held) and len(ends) == len(held) and max(ends) <= latest
+    return any((r.kind, r.attempt, r.part, r.cluster) == part and r.nodes for r in evidence.runs_of(claim.job))
 
 
 def _shares_nodes(job: int, evidence: Evidence) -> bool | None:

@@ -344,17 +344,35 @@ def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(
     assert ("node-once" in {rule for rule, _ in report.missing}) is is_gap
 
 
-@pytest.mark.parametrize(("held_until", "is_twice"), [(59.0, False), (80.0, True), (None, True)])
-def test_claim_that_the_daemon_saw_end_late_is_judged_by_the_accounting(
-    held_until: float | None, *, is_twice: bool
+@pytest.mark.parametrize(
+    ("reason", "end", "is_lost"), [("deadline", 95.0, False), ("deadline", 20.0, True), ("", 95.0, True)]
+)
+def test_end_that_is_reported_after_the_deadline_of_its_job_is_no_lost_result(
+    reason: str, end: float, *, is_lost: bool
 ) -> None:
-    """A daemon that was restarted hears of the end of a claim later than its nodes were given to another job."""
     claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",))
-    held = Run(Source("sacct", "cluster north"), RunKind.HELD, 1, 1, "0", "north", 1.0, held_until, nodes=("a",))
+    program = replace(claim, source=Source("nodes"), kind=RunKind.PROGRAM, end=end, exit_code=0)
+    report = audit_facts([claim, program, JobRecord(DATABASE, 1, "failed", 1, reason=reason, ended_at=100.0)])
+    assert ("result-produced" in {finding.rule for finding in report.findings}) is is_lost
+
+
+@pytest.mark.parametrize(("held", "is_twice"), [(("1", "2"), False), (("1", "1"), True), (("1",), True)])
+def test_claims_on_a_node_are_judged_by_the_accounting_of_both(held: tuple[str, ...], *, is_twice: bool) -> None:
+    """A restarted daemon hears late of an end, and its clock may be set back: the order of claims is no evidence."""
+    begins = {"1": 60.0, "2": 20.0}
+    claims = [Run(DATABASE, RunKind.CLAIM, job, 1, "0", "north", 1.0 * job, 99.0, nodes=("a",)) for job in (1, 2)]
+    accounted = [
+        replace(
+            claim,
+            source=Source("sacct", "cluster north"),
+            kind=RunKind.HELD,
+            begin=begins[slot],
+            end=begins[slot] + 30.0,
+        )
+        for claim, slot in zip(claims, held, strict=False)
+    ]
     records = [JobRecord(DATABASE, job, "succeeded", 1) for job in (1, 2)]
-    report = audit_facts(
-        [claim, replace(held, has_ended=held_until is not None), replace(claim, job=2, begin=60.0), *records]
-    )
+    report = audit_facts([*claims, *accounted, *records])
     assert ("node-once" in {finding.rule for finding in report.findings}) is is_twice
 
 
