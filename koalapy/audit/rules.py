@@ -278,8 +278,8 @@ def check_nodes(evidence: Evidence) -> Results:
 def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
     """Yield a finding for two runs on a node at the same time, unless both jobs share nodes or the end is unknown."""
     shares = {_shares_nodes(job, evidence) for job in (earlier.job, run.job)}
-    if earlier.kind is RunKind.CLAIM and _is_accounted(earlier, evidence) and _is_accounted(run, evidence):
-        return  # the daemon may have heard of its end late, or its clock was set back
+    if earlier.kind is RunKind.CLAIM and _accounts_of(earlier, evidence) & _accounts_of(run, evidence):
+        return  # their times are judged: the daemon may have heard of an end late, or its clock was set back
     if False in shares and earlier.unknown_since is not None and (run.begin or 0.0) >= earlier.unknown_since:
         yield Gap("node-once", run.job, "the end of an earlier claim on the same node was not reported")
     elif False in shares:
@@ -289,10 +289,11 @@ def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
         yield Gap("node-once", run.job, "the database has no record any more of a job on the same node")
 
 
-def _is_accounted(claim: Run, evidence: Evidence) -> bool:
-    """Return whether a resource manager recorded the nodes of a claim, so that its own times are judged instead."""
+def _accounts_of(claim: Run, evidence: Evidence) -> set[Source]:
+    """Return the sources that recorded which nodes a resource manager gave to a claim."""
     part = (RunKind.HELD, claim.attempt, claim.part, claim.cluster)
-    return any((r.kind, r.attempt, r.part, r.cluster) == part and r.nodes for r in evidence.runs_of(claim.job))
+    runs = evidence.runs_of(claim.job)
+    return {r.source for r in runs if (r.kind, r.attempt, r.part, r.cluster) == part and r.nodes}
 
 
 def _shares_nodes(job: int, evidence: Evidence) -> bool | None:
