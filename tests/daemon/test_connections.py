@@ -157,6 +157,18 @@ async def test_connections_with_slow_headers_are_closed() -> None:
         writer.close()
 
 
+@pytest.mark.evidence("N3")
+async def test_connections_with_slow_headers_of_a_later_request_are_closed() -> None:
+    connections = Connections(20_000, headers_timeout=0.2)
+    async with serve_http(connections) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD)
+        assert b"200 OK" in await reader.readuntil(b"ok")
+        writer.write(GOOD[:-2])
+        assert await read_until_closed(reader) == b""
+        writer.close()
+
+
 async def test_connections_sending_after_early_answer_are_closed() -> None:
     async with open_answered(Connections(20_000)) as (reader, writer):
         writer.write(b"POST /good HTTP/1.1\r\nHost: here\r\nContent-Length: 1000000\r\n\r\n")

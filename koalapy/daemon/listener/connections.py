@@ -31,9 +31,9 @@ OWN_FILES = 256
 FILES_WANTED = 2 * MAX_CONNECTIONS + OWN_FILES
 """Requested limit of open files; programs of embedded clusters inherit it."""
 HEADERS_TIMEOUT = 20.0
-"""Seconds from the start of a connection until its first request's headers are complete."""
+"""Seconds from the start of a connection, or of a later request, until the request's headers are complete."""
 IDLE_TIMEOUT = 75
-"""The same from the last response: longer than clients keep one, since a request that meets the close fails."""
+"""Seconds without a request after a response: longer than clients keep one, since a request at the close fails."""
 GOODBYE_TIMEOUT = 3.0
 """Seconds within which the client must end a TLS session, or read a rejection."""
 MAX_UNREAD = 1024 * 1024
@@ -98,6 +98,13 @@ class Connections:
         if connection in self._open and connection not in self._waiting:
             self._waiting[connection] = connection.loop.call_later(timeout, self._close_connection, connection)
 
+    def begin_headers(self, connection: OpenConnection) -> None:
+        """Shorten the deadline of an idle connection, since the first byte of a request has arrived."""
+        timer = self._waiting.get(connection)
+        if timer is not None and timer.when() > connection.loop.time() + self.headers_timeout:
+            self.begin_request(connection)
+            self.expect_request(connection, self.headers_timeout)
+
     def begin_request(self, connection: OpenConnection) -> None:
         """Cancel the deadline of a connection, since the headers of a request are complete."""
         if timer := self._waiting.pop(connection, None):
@@ -135,6 +142,10 @@ class HttpConnection(HttpToolsProtocol):
         is_agent = AGENTS_PATH in self.url.partition(b"?")[0]
         self.config.ws_max_size = MAX_HELLO_SIZE if is_agent else MAX_USER_FRAME_SIZE
         super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        self.all.begin_headers(self)
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self.all.begin_request(self)
