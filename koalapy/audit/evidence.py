@@ -137,7 +137,7 @@ class Evidence:
             )
             yield source, uses
 
-    def runs_of(self, job: int) -> Iterator[Run]:
+    def find_runs(self, job: int) -> Iterator[Run]:
         """Yield the runs of a job by all sources."""
         query = "SELECT kind, source, content FROM facts WHERE job = ? AND kind = 'Run'"
         return (self._restore(*row) for row in self._database.execute(query, (job,)))

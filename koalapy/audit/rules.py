@@ -292,7 +292,7 @@ def _judge_node_conflict(earlier: Run, run: Run, evidence: Evidence) -> Results:
 def _accounts_of(claim: Run, evidence: Evidence) -> set[Source]:
     """Return the sources that recorded which nodes a resource manager gave to a claim."""
     part = (RunKind.HELD, claim.attempt, claim.part, claim.cluster)
-    runs = evidence.runs_of(claim.job)
+    runs = evidence.find_runs(claim.job)
     return {r.source for r in runs if (r.kind, r.attempt, r.part, r.cluster) == part and r.nodes}
 
 
