@@ -83,6 +83,13 @@ RSYNC = Need("rsync", shutil.which("rsync") is not None, "apt-get install rsync"
 POSTGRESQL = Need(
     "PostgreSQL", find_postgresql() is not None, "apt-get install postgresql", "the store is tested with SQLite only"
 )
+PGBOUNCER_PATH = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+PGBOUNCER = Need(
+    "PgBouncer",
+    POSTGRESQL.is_met and Path(PGBOUNCER_PATH).exists(),
+    "apt-get install postgresql pgbouncer",
+    "PostgreSQL is not tested behind a pooler",
+)
 TESTBED_UP = Need(
     "testbed",
     TESTBED_ENV.exists(),
@@ -166,6 +173,7 @@ SMALL_DISKS = Need("small disks", _may_mount(), "run them as root, with the capa
 ALL = (
     RSYNC,
     POSTGRESQL,
+    PGBOUNCER,
     TESTBED_UP,
     MPI,
     OPEN_MPI_4,

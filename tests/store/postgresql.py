@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: in a temporary folder, on a Unix socket, run by an unprivileged user."""
+"""A PostgreSQL server and a pooler for tests: in temporary folders, on Unix sockets, run by an unprivileged user."""
 
 import os
 import pwd
@@ -14,10 +14,53 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 DEADLINE = 60.0
 SOCKET = ".s.PGSQL.5432"
 READY = b"database system is ready to accept"
+POOLER_READY = b"process up"
+POOLER_CONFIG = """
+[databases]
+* = host={server} user=koala
+[pgbouncer]
+unix_socket_dir = {home}
+listen_port = 5432
+auth_type = any
+pool_mode = {mode}
+ignore_startup_parameters = {ignored}
+"""
 SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=50", "autovacuum=off")
+
+
+def _find_user() -> str:
+    """Return the user to run as, since PostgreSQL rejects root; empty if this process is not root's."""
+    if os.getuid() != 0:
+        return ""
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
+
+
+def _as_user(user: str) -> list[str]:
+    """Return the beginning of a command that runs as this user, and ends with this process."""
+    if not user:
+        return []
+    entry = pwd.getpwnam(user)
+    return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--pdeathsig=INT"]
+
+
+def _start_process(command: list[str], user: str, home: Path, ready: bytes) -> subprocess.Popen[bytes]:
+    """Start a process and wait until its log says that it is ready."""
+    process = subprocess.Popen([*_as_user(user), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=home)
+    log = process.stderr
+    assert log is not None
+    lines: list[bytes] = []
+    for line in log:
+        lines.append(line)
+        if ready in line:
+            threading.Thread(target=log.read, name=f"log of {command[0]}", daemon=True).start()
+            return process
+    pytest.fail(b"".join(lines).decode(errors="replace"))
 
 
 class Server:
@@ -32,7 +75,7 @@ class Server:
         self.home = Path(tempfile.mkdtemp(prefix="koala-pg-", dir="/tmp"))
         if disk_mb:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "tmpfs", str(self.home)], check=True)
-        self._user = self._unprivileged()
+        self._user = _find_user()
         if self._user:
             shutil.chown(self.home, self._user)
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +90,7 @@ class Server:
         return f"{self.home}/data"
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [*self._as_user(), str(self._programs / program), *arguments]
+        command = [*_as_user(self._user), str(self._programs / program), *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE, cwd=self.home)
 
     def replicate(self) -> "Server":
@@ -67,35 +110,10 @@ class Server:
         with psycopg.connect(host=str(self.home), user="koala", dbname="postgres", autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[arg-type]
 
-    @staticmethod
-    def _unprivileged() -> str:
-        """Return the user to run as, since PostgreSQL rejects root; empty if this process is not root's."""
-        if os.getuid() != 0:
-            return ""
-        names = {entry.pw_name for entry in pwd.getpwall()}
-        return "postgres" if "postgres" in names else "nobody"
-
-    def _as_user(self) -> list[str]:
-        if not self._user:
-            return []
-        user = pwd.getpwnam(self._user)
-        return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--pdeathsig=INT"]
-
     def start(self) -> None:
         settings = [part for setting in SETTINGS for part in ("-c", setting)]
         command = [str(self._programs / "postgres"), "-D", self._data, "-k", str(self.home), *settings]
-        self._process = subprocess.Popen(
-            [*self._as_user(), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=self.home
-        )
-        log = self._process.stderr
-        assert log is not None
-        lines: list[bytes] = []
-        for line in log:
-            lines.append(line)
-            if READY in line:
-                threading.Thread(target=log.read, name="postgresql log", daemon=True).start()
-                return
-        pytest.fail(b"".join(lines).decode(errors="replace"))
+        self._process = _start_process(command, self._user, self.home, READY)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
         """Stop the server at once, as if it had crashed."""
@@ -127,6 +145,36 @@ class Server:
         name = f"koala{self._databases}"
         self.execute(f"create database {name}")
         return f"postgresql://koala@/{name}?host={self.home}"
+
+
+class Pooler:
+    """PgBouncer between clients and a server."""
+
+    def __init__(self, server: Server, mode: str, ignored: str = "options") -> None:
+        self.home, self._user = Path(tempfile.mkdtemp(prefix="koala-pool-", dir="/tmp")), _find_user()
+        config = self.home / "pgbouncer.ini"
+        config.write_text(POOLER_CONFIG.format(server=server.home, home=self.home, mode=mode, ignored=ignored))
+        if self._user:
+            shutil.chown(self.home, self._user)
+        self._server = server
+        self.start()
+
+    def start(self) -> None:
+        command = [needs.PGBOUNCER_PATH, str(self.home / "pgbouncer.ini")]
+        self._process = _start_process(command, self._user, self.home, POOLER_READY)
+
+    def stop(self) -> None:
+        """End it and all its connections at once."""
+        self._process.terminate()
+        self._process.wait(DEADLINE)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.home)
+
+    def url_of(self, url: str) -> str:
+        """Return the URL of a database of the server through this pooler."""
+        return url.replace(str(self._server.home), str(self.home))
 
 
 class SlowProxy:

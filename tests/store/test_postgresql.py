@@ -10,23 +10,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import inspect, text
 
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.store import opening
 from koalapy.store.database import Database
-from koalapy.store.engine import make_engine, unavailable_is_known, writing
+from koalapy.store.engine import make_engine, writing
 from koalapy.store.output import OutputStore
 from koalapy.store.records import JobFilter, OutboxEntry, Submitted
 from koalapy.store.service_tables import MeasurementStore
 from koalapy.store.sql import JobStore
+from koalapy.store.standby import LeaseReader
+from tests import needs
 from tests.databases import migrate
+from tests.grid.grid import wait_until
 from tests.store.jobs import make_batch, make_job, make_running_job
-from tests.store.postgresql import Server
+from tests.store.postgresql import Pooler, Server
 
 pytestmark = pytest.mark.processes
 
@@ -60,25 +61,58 @@ def test_migrate_with_other_encoding_is_rejected(server: Server, encoding: str) 
         opened_engine.dispose()
 
 
+@pytest.fixture
+def start_pooler(server: Server) -> Iterator[Callable[..., Pooler]]:
+    if not needs.PGBOUNCER.is_met:
+        pytest.skip(needs.PGBOUNCER.reason)
+    poolers = list[Pooler]()
+
+    def start(mode: str, **options: str) -> Pooler:
+        poolers.append(Pooler(server, mode, **options))
+        return poolers[-1]
+
+    yield start
+    for pooler in poolers:
+        pooler.remove()
+
+
 def test_open_stores_behind_transaction_pooler_is_rejected(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_pooler: Callable[..., Pooler], url: str, tmp_path: Path
 ) -> None:
-    """Two connections share one session, as with ``pool_mode = transaction`` of PgBouncer."""
-    pooled = create_engine(make_engine(url := server.new_database()).url, poolclass=StaticPool)
-    monkeypatch.setattr(opening, "make_engine", lambda _: pooled)
     with pytest.raises(UsageError, match="a pooler gives each transaction another session") as rejection:
-        opening.open_stores(url, OutputStore(tmp_path, 1000))
+        opening.open_stores(start_pooler("transaction").url_of(url), OutputStore(tmp_path, 1000))
     assert "pool_mode = session" in rejection.value.hint
-    assert not inspect(pooled).get_table_names()
-    pooled.dispose()
+    engine = make_engine(url)
+    assert not inspect(engine).get_table_names()
+    engine.dispose()
 
 
-def test_rejected_startup_parameter_names_remedy() -> None:
-    """What PgBouncer says to ``options`` by default."""
-    reason = Exception("FATAL: unsupported startup parameter: options")
-    with pytest.raises(StoreUnavailable) as unavailable, unavailable_is_known():
-        raise OperationalError("", None, reason)
+def test_pooler_that_rejects_options_names_remedy(start_pooler: Callable[..., Pooler], url: str) -> None:
+    with pytest.raises(StoreUnavailable) as unavailable:
+        migrate(make_engine(start_pooler("session", ignored="").url_of(url)))
     assert "ignore_startup_parameters = options" in unavailable.value.hint
+
+
+def test_store_behind_session_pooler_continues_after_its_restart(
+    start_pooler: Callable[..., Pooler], url: str, tmp_path: Path
+) -> None:
+    pooler, reader = start_pooler("session"), LeaseReader(url)
+    store = opening.open_stores(pooler.url_of(url), OutputStore(tmp_path, 1000)).jobs
+    try:
+        store.write(make_batch(make_job(1)))
+        assert reader.read().is_locked
+        pooler.stop()
+        with pytest.raises(StoreUnavailable):
+            store.renew_lease(1000.0)
+        wait_until(lambda: not reader.read().is_locked, "the lock of the holder ends with its session")
+        pooler.start()
+        store.write(make_batch(make_job(2)))
+        store.renew_lease(1000.0)
+        assert reader.read().is_locked
+        assert [job.id for job in store.page(JobFilter()).jobs] == [2, 1]
+    finally:
+        reader.close()
+        store.close()
 
 
 def test_store_after_server_restart_continues(store: JobStore, server: Server) -> None:
