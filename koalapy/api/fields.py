@@ -89,7 +89,7 @@ def parse_duration(text: str) -> float:
     text = text.strip()
     if is_bare_number(text):
         return float(text)
-    if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
+    if clock := re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9}):(\d\d)(?::(\d\d))?", text):
         days, first, second, third = clock.groups()
         hours, minutes, seconds = (first, second, third) if third is not None or days else ("0", first, second)
         return float(int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds or 0))

@@ -3,7 +3,6 @@
 from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any
 
-import yaml
 from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -172,7 +171,7 @@ def _parse_rule(name: str, text: str) -> object:
     """Parse the value of a rule as YAML; raise ``UsageError`` if it is invalid."""
     try:
         return load_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         detail = f": {error}" if isinstance(error, DuplicateKey) else ""
         raise UsageError(
             f"{text!r} is not a value of {name}{detail}",

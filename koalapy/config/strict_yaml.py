@@ -3,7 +3,8 @@
 A mapping with a duplicate key is rejected; PyYAML silently keeps the last of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +52,35 @@ class _LoaderWithoutAliases(_Loader):
         return super().compose_node(parent, index)
 
 
+@contextmanager
+def _only_value_errors() -> Iterator[None]:
+    """Raise ``ValueError`` for each of PyYAML's exceptions for malformed texts, numbers, dates and tags."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError("it has too many levels: use fewer") from error
+    except (yaml.YAMLError, LookupError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
 def load_yaml(text: str, *, aliases: bool = True) -> Any:
     """Return the value of a YAML or JSON text. ``aliases``: whether the text may have aliases.
 
-    Raise ``DuplicateKey`` or ``AliasFound``. Malformed numbers, dates, tags and depths raise PyYAML's errors:
-    ``YAMLError``, ``ValueError``, ``LookupError``, ``AttributeError`` or ``RecursionError``.
+    Raise ``ValueError`` for any other text: ``DuplicateKey``, ``AliasFound``, or one with PyYAML's message.
     """
     # Both loaders are safe: they construct plain values only.
-    return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)
+    with _only_value_errors():
+        return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)
 
 
 def load_documents(text: str, *, aliases: bool = True) -> list[Any]:
     """Return the values of all documents of a YAML or JSON text. The errors are those of ``load_yaml``."""
-    return list(yaml.load_all(text, _Loader if aliases else _LoaderWithoutAliases))
+    with _only_value_errors():
+        return list(yaml.load_all(text, _Loader if aliases else _LoaderWithoutAliases))
 
 
 MAX_SIZE = 16 * 1024 * 1024
 """Maximum bytes of a configuration file."""
-NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
-"""Exceptions from an unreadable file; the YAML reader raises some for malformed numbers, dates and tags."""
 
 
 def _content(path: Path) -> str:
@@ -85,7 +96,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """Return the values of a configuration file, unchecked. Raise ``UsageError`` if the file cannot be read."""
     try:
         values = load_yaml(_content(path)) or {}
-    except NOT_READ as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}", field="--config") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")

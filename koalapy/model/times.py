@@ -103,7 +103,7 @@ def parse_moment(text: str, now: float, field: str) -> float:
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         else:
             moment = datetime.combine(date.fromisoformat(value), datetime.min.time(), UTC)
-        return moment.timestamp()
+        return min(max(0.0, moment.timestamp()), MAX_TIME)
     except (ValueError, OverflowError):
         _refuse(text, field, f"which is no time: give {PAST_TIME_EXAMPLES}")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import UsageError
-from koalapy.model.times import format_exact_time, parse_moment, parse_time
+from koalapy.model.times import MAX_TIME, format_exact_time, parse_moment, parse_time
 
 NOW = datetime(2026, 11, 26, 14, 30, 20, tzinfo=UTC)
 PARIS = timezone(timedelta(hours=1))
@@ -94,6 +94,8 @@ NOON = 20_000 * DAY + DAY / 2
         ("2024-10-04T12:00", NOON),
         ("2024-10-04 14:00:00.5+02:00", NOON + 0.5),
         ("2024-10-04T12:00:00Z", NOON),
+        ("0001-01-01T00:00+23:59", 0.0),
+        ("9999-12-31T23:59-23:59", MAX_TIME),
     ],
 )
 def test_parse_moment_returns_seconds(text: str, seconds: float) -> None:

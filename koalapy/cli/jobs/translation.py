@@ -282,7 +282,7 @@ def _resolve_amount(entry: Directive, kind: str, value: str, factor: int, diviso
         (option, amount), remark = VALUES[kind](value, "")
     except (Unclear, ValueError):
         return
-    number = re.search(r"^\d+(?=[KMGT]?i?B$)|\d+$", amount)
+    number = re.search(r"^\d+(?=[kKMGT]?i?B$)|\d+$", amount)
     if number and int(number[0]) * factor % divisor == 0:
         of_each = str(int(number[0]) * factor // divisor)
         entry.resolve([option, f"{amount[: number.start()]}{of_each}{amount[number.end() :]}"], remark)

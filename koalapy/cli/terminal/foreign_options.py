@@ -16,6 +16,7 @@ import click
 import yaml
 
 from koalapy.model.job_spec import find_unknown_pattern
+from koalapy.model.times import TIME_HINT, parse_time
 
 MAX_VALUE_LENGTH = 60
 NO_RESOURCE = "koalapy has no resource {}: use --memory, --cores, --gpus or --feature for each node"
@@ -287,7 +288,8 @@ def _translate_memory(value: str, unit: str, decimal: str = "") -> Translation:
         return [], "jobs have all memory of their nodes"
     letter = match[2] or unit
     suffix = "iB" if letter and letter not in decimal else "B"
-    return ["--memory", f"{match[1]}{letter.upper()}{suffix}"], "on each node"
+    prefix = "k" if (letter, suffix) == ("k", "B") else letter.upper()
+    return ["--memory", f"{match[1]}{prefix}{suffix}"], "on each node"
 
 
 def _translate_mail(names: Sequence[str], events: Mapping[str, Sequence[str]]) -> Translation:
@@ -305,6 +307,16 @@ def _translate_signal(value: str, _: str) -> Translation:
     if colon and scope != "R":
         raise Unclear("all processes get the signal except the script itself: use --signal TERM@60")
     return ["--signal", signal if "@" in signal else f"{signal}@60"], ""
+
+
+def _translate_moment(value: str, use: str) -> Translation:
+    """Return a point in time. A number alone after ``now+`` counts seconds, as in Slurm."""
+    value = re.sub(r"^(now\+\d+)$", r"\1s", value)
+    try:
+        parse_time(value, 0.0)
+    except ValueError:
+        raise Unclear(f"koalapy does not know this form: {TIME_HINT}") from None
+    return [use, value], ""
 
 
 def _translate_export(value: str, _: str) -> Translation:
@@ -328,6 +340,7 @@ _MAIL_LETTERS = {"b": ["begin"], "e": ["end"], "a": ["fail"], "s": [], "n": []}
 VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "number": _translate_number,
     "time": _translate_slurm_time,
+    "point in time": _translate_moment,
     "partition": _translate_partition,
     "seconds": lambda value, _: _translate_clock(value, 1, "Grid Engine or PBS"),
     "minutes": lambda value, _: _translate_clock(value, 60, "LSF"),

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-
 from koalapy.cli.terminal.arguments import Option, Options
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.screen import waiting_for
@@ -96,7 +94,7 @@ def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
             pairs.append((name, load_yaml(value)))
         except DuplicateKey as error:
             raise GridError(f"--field is {text!r}: {error}", Exit.USAGE) from None
-        except yaml.YAMLError:
+        except ValueError:
             raise GridError(
                 f"--field is {text!r}: its value is neither YAML nor JSON",
                 Exit.USAGE,

@@ -12,7 +12,7 @@ from koalapy.agent.lrm.slurm.answers import read_columns, read_nodes
 from koalapy.agent.lrm.slurm.commands import _HINTS, _TRANSIENT
 from koalapy.agent.lrm.slurm.limits import read_account_limit, read_reservations
 from koalapy.agent.lrm.slurm.offer import read_partitions
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .slurm.conftest import recorded_queue
 from .slurm.test_offer import PARTITIONS, RESERVATIONS
@@ -159,3 +159,19 @@ def test_hint_follows_from_phrase_that_decides_fault(text: str, fault: str, hint
     error = commands.error("sbatch", CommandResult(1, b"", errors))
     assert isinstance(error, SiteRejected)
     assert (error.fault, error.hint.startswith(hint) if hint else error.hint == "") == (fault, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_outage"),
+    [
+        ("Message receive failure", True),
+        ("Header lengths are longer than data received", True),
+        ("Unable to create job record, try again", True),
+        ("Required partition not available (inactive or drain)", False),
+        ("lua: no account given, set one with -A and try again", False),
+    ],
+)
+def test_lost_reply_is_an_outage_and_words_of_the_site_are_not(text: str, is_outage: bool) -> None:
+    commands = Commands(None, {}, _TRANSIENT, _HINTS)  # type: ignore[arg-type]
+    error = commands.error("sbatch", CommandResult(1, b"", f"sbatch: error: Batch job submission failed: {text}\n"))
+    assert isinstance(error, SiteUnavailable) is is_outage

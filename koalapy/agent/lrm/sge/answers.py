@@ -273,8 +273,9 @@ def read_reservations(text: bytes) -> Sequence[AdvanceReservation]:
     for element in root.findall("ar_summary"):
         id, name = _text(element, "id"), _text(element, "name")
         try:
+            # Open Cluster Scheduler adds microseconds.
             times = [
-                time.mktime(time.strptime(_text(element, field), "%Y-%m-%dT%H:%M:%S"))
+                time.mktime(time.strptime(_text(element, field).partition(".")[0], "%Y-%m-%dT%H:%M:%S"))
                 for field in ("start_time", "end_time")
             ]
         except (ValueError, OverflowError):

@@ -23,9 +23,11 @@ log = structlog.get_logger()
 
 _TRANSIENT = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|connection failure"
-    r"|Zero Bytes were transmitted|standby mode|Transport endpoint|try again|temporarily un|Incomplete message"
+    r"|Zero Bytes were transmitted|standby mode|Transport endpoint|job record, try again|altered now, try again"
+    r"|temporarily un|Incomplete message|Message (send|receive) failure|Header lengths are longer|Rate limit exceeded"
     r"|Munge|munge|authentication error|Insane message length|Unexpected message|I/O error|Broken pipe"
-    r"|controller is not|Unable to establish|Name or service not known|name resolution|DNS SRV|Required partition not",
+    r"|controller is not|Unable to establish|Name or service not known|name resolution|DNS SRV|shutdown failure"
+    r"|Unexpected missing socket",
     re.IGNORECASE,
 )
 _HINTS = (

@@ -282,6 +282,7 @@ def test_read_reservations_skips_what_is_over_or_of_others_and_unreadable() -> N
     for state, count in (("w", 1), ("r", 1), ("E", 1), ("x", 0), ("d", 0)):
         assert len(read_reservations(summary(state=state).encode())) == count
     assert read_reservations(summary("lecture", id="?").encode()) == []
+    assert read_reservations(summary().replace(":00<", ":00.123456<").encode()) == read_reservations(summary().encode())
     assert read_reservations(summary("lecture").replace("2037-11-29T12", "never").encode()) == []
 
 
