@@ -34,6 +34,7 @@ from koalapy.model.identity import Role
 from koalapy.model.wording import format_bytes
 from koalapy.system.files import open_own_folder, write_private_file
 from koalapy.system.local_token import account_directory
+from koalapy.system.tls import without_password
 
 
 def log_in(address: Address = ADDRESS, as_json: AsJson = False) -> None:
@@ -41,10 +42,10 @@ def log_in(address: Address = ADDRESS, as_json: AsJson = False) -> None:
 
     Every command logs in by itself if needed.
     """
-    url = address.url and address.url.rstrip("/")
-    new_login = logins.log_in(url, current_timeouts())
+    urls = address.urls
+    new_login = logins.log_in(urls, current_timeouts())
     if new_login is None:
-        ending = f" leads to {url}" if url else " is on this host"
+        ending = f" leads to {' or '.join(map(without_password, urls))}" if urls else " is on this host"
         hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
         raise GridError(f"no cluster's agent{ending}", Exit.UNREACHABLE, hint)
     if as_json:
@@ -63,11 +64,11 @@ def log_out(
     as_json: AsJson = False,
 ) -> int:
     """Log out. The next command on a head node logs in again."""
-    url = address.url and address.url.rstrip("/")
-    saved_logins = [login for login in logins.list_valid() if every or url in (None, login.url)]
-    if len(saved_logins) > 1 and not every:
-        urls = " and ".join(login.url for login in saved_logins)
-        raise GridError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
+    urls = address.urls
+    saved_logins = [login for login in logins.list_valid() if every or not urls or login.url in urls]
+    if len(saved_logins) > 1 and not (every or urls):
+        known = " and ".join(login.url for login in saved_logins)
+        raise GridError(f"you are logged in at {known}", Exit.USAGE, "choose one with --url, or use --all")
     if not saved_logins and not as_json:
         print("you are not logged in")
     worst, ended = Exit.OK, []

@@ -5,6 +5,7 @@ import sys
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,7 +17,7 @@ from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Json, Rea
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.wording import is_utf8
-from koalapy.system.tls import explain_tls_error, split_urls
+from koalapy.system.tls import explain_tls_error, split_urls, without_password
 
 if TYPE_CHECKING:
     from koalapy.client.node_stream import NodeStream
@@ -81,7 +82,7 @@ class Client:
     ) -> None:
         """``url``: None for the default daemon, several with commas between for an active and standby daemons;
         ``report`` prints a line about the cause of a wait."""
-        self.has_answered, self.timeouts, self.report = False, timeouts, report
+        self.has_answered, self.has_connected, self.timeouts, self.report = False, False, timeouts, report
         self._user_token, self._login = token, ("", "")
         self._urls = split_urls(url or DEFAULT_URL) or [str(url)]
         """The addresses of all daemons that the user gave; the present one is first."""
@@ -91,22 +92,34 @@ class Client:
         """Send the next requests to the daemon at a URL. Raise ``GridError`` if it is invalid."""
         try:
             chosen = access or Access(url, self._user_token, timeouts=self.timeouts, report=self.report)
-            if not chosen.token and self._login[0]:  # daemons of one database accept the same logins
+            if not chosen.token and self._find_login():  # daemons of one database accept the same logins
                 chosen = Access(url, *self._login, timeouts=self.timeouts, report=self.report)
             self.http = Connection(
                 chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=self.timeouts
             )
         except ValueError as error:
-            raise GridError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
+            shown = without_password(str(url))
+            raise GridError(f"{shown} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self._access, self.url = chosen, chosen.url
         if chosen.is_login:
             self._login = chosen.token, chosen.ca
+
+    def _find_login(self) -> bool:
+        """Return whether there is a login of a daemon that the user gave."""
+        for url in self._urls[1:] if not self._login[0] else ():
+            with suppress(ValueError, GridError):  # this address is not used now
+                access = Access(url, None, timeouts=self.timeouts, report=self.report)
+                if access.is_login:
+                    self._login = access.token, access.ca
+                    break
+        return bool(self._login[0])
 
     def _connect(self) -> None:
         """Connect to the first daemon that can be reached. Raise ``CONNECTION_ERRORS`` if none can."""
         for remaining in range(len(self._urls) - 1, -1, -1):
             try:
                 self.http.open_connection()
+                self.has_connected = True
                 return
             except CONNECTION_ERRORS:
                 if not remaining:
@@ -318,8 +331,10 @@ class Client:
         return self._stream_pieces(path, query, LONG_POLL_S)
 
     def clone_for_thread(self) -> "Client":
-        """Return a client of the same daemon for another thread."""
-        return Client(self.url, None, self._access, self.timeouts, self.report)
+        """Return a client of the same daemons for another thread."""
+        clone = Client(self.url, self._user_token, self._access, self.timeouts, self.report)
+        clone._urls, clone._login = list(self._urls), self._login
+        return clone
 
     def stream_results(self, job: int) -> Iterator[bytes]:
         """Yield the archive of a job's results. After a lost connection, continue where it broke off."""
@@ -474,7 +489,7 @@ class Client:
             message = f"the daemon at {self.url} is still starting"
             return GridError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
-        fallbacks = f", nor at {' and '.join(map(str, self._urls[1:]))}" if len(self._urls) > 1 else ""
+        fallbacks = f", nor at {' and '.join(map(without_password, self._urls[1:]))}" if len(self._urls) > 1 else ""
         return GridError(f"no daemon answers at {self.url}{fallbacks} ({error})", Exit.UNREACHABLE, hint)
 
     def _rejection_error(self, answer: Answer) -> GridError:

@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -301,21 +301,27 @@ def find_login(
         if renewed is not None and not renewed.is_due:
             return renewed
         try:
-            return log_in(saved.url if saved is not None else url, timeouts, well_known)
+            chosen = saved.url if saved is not None else url
+            return log_in([chosen] if chosen else [], timeouts, well_known) or saved
         except GridError:
             if saved is None:
                 raise
             return saved
 
 
-def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
-    """Obtain a new login and save it. Return None and raise errors as ``find_login`` does."""
+def log_in(
+    chosen: Collection[str], timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
+) -> Login | None:
+    """Obtain a new login for one of the chosen URLs, or for the only daemon if none is chosen, and save it.
+
+    Return None and raise errors as ``find_login`` does.
+    """
     paths = find_sockets(well_known)
     if not paths:
         return None
     agents, wrong = contact_agents(paths, timeouts, well_known)
-    if url is not None:
-        agents = [agent for agent in agents if agent.url == url]
+    if chosen:
+        agents = [agent for agent in agents if agent.url in chosen]
     elif len(urls := sorted({agent.url for agent in agents})) > 1:
         raise GridError(
             f"this host has agents of several daemons: {' and '.join(urls)}", Exit.USAGE, "set KOALA_URL to one of them"

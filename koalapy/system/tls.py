@@ -3,6 +3,7 @@
 Standard library only, since the command line imports it.
 """
 
+import re
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ def is_this_machine(host: str) -> bool:
 def split_urls(text: str) -> list[str]:
     """Return the URLs of a setting: one, or several with commas between."""
     return [url.strip() for url in text.split(",") if url.strip()]
+
+
+def without_password(url: str) -> str:
+    """Return a URL, valid or not, without user name and password."""
+    return re.sub(r"//[^/]*@", "//", url)
 
 
 def check_encrypted(url: SplitResult) -> None:

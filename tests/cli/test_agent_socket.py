@@ -150,8 +150,14 @@ def test_login_is_renewed_before_expiry_or_kept(tmp_path: Path, monkeypatch: pyt
         now[0] += 60
         assert find_login(None).made_at == 1560.0
         assert len(heard) == 2
-    now[0] += 560
-    assert find_login(None).made_at == 1560.0, "a valid login is kept without an agent"
+        now[0] += 560
+        assert find_login("http://127.0.0.1:9999").made_at == 2120.0
+    path.unlink()
+    with serve_agent(path, GREETING | {"url": "http://127.0.0.1:9998"}, ANSWER):
+        now[0] += 560
+        assert find_login("http://127.0.0.1:9999").made_at == 2120.0, "a valid login is kept without its daemon's agent"
+    path.unlink()
+    assert find_login(None).made_at == 2120.0, "a valid login is kept without an agent"
     now[0] += 60
     with pytest.raises(GridError, match="does not answer"):
         logins.find_login(None)

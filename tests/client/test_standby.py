@@ -111,3 +111,19 @@ def test_client_of_daemon_without_active_one_ends_after_some_turns() -> None:
         answer["active"] = second
         with pytest.raises(GridError, match="is active"):
             Client(f"{first},{second}", TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs/1")
+
+
+def test_clone_for_thread_knows_all_daemons_and_the_token() -> None:
+    with serve_answers({"id": 7}) as (other, taken), serve_answers(standby_answer(""), 503) as (standby, rejected):
+        client = Client(f"{standby},{other}", TOKEN, timeouts=TIMEOUTS)
+        assert client.clone_for_thread().job(7) == {"id": 7}
+        assert rejected == taken == [f"GET /api/v1/jobs/7 Bearer {TOKEN}"]
+        assert (client.job(7), len(rejected)) == ({"id": 7}, 2), "a clone changes nothing of its client"
+
+
+@pytest.mark.parametrize("urls", ["http://ada:secret1@127.0.0.1:99999", "{dead},http://ada:secret1@localhost:1"])
+def test_message_about_addresses_has_no_password(urls: str) -> None:
+    with pytest.raises(GridError) as error:
+        Client(urls.format(dead=dead_url()), TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs")
+    assert "//" in str(error.value)
+    assert "secret1" not in str(error.value)

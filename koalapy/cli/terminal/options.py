@@ -17,7 +17,7 @@ from koalapy.client.errors import Exit, GridError
 from koalapy.client.http import Json
 from koalapy.client.job_reference import JobReference
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.system.tls import CA_FILE
+from koalapy.system.tls import CA_FILE, split_urls
 
 T = TypeVar("T")
 MAX_WAIT_S = 10**9
@@ -47,6 +47,11 @@ class Address:
     def __post_init__(self) -> None:
         if self.ca_file is not None:
             os.environ[CA_FILE] = self.ca_file  # every connection of this command reads it there
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the URLs that are given, as saved logins have them."""
+        return [url.rstrip("/") for url in split_urls(self.url or "")]
 
 
 @dataclass(frozen=True, slots=True)
