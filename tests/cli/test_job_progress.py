@@ -1,6 +1,7 @@
 """Progress of a job while a command waits for it."""
 
 import json
+import re
 from queue import SimpleQueue
 
 import pytest
@@ -9,6 +10,7 @@ from koalapy.cli.jobs import waiting
 from koalapy.cli.jobs.waiting import progress_lines, read_changes
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
+from tests.client.test_standby import serve_answers
 
 MISSING_RSYNC = "infrastructure-failure: north: rsync not found (restart 3 of 10, next try after 2 s)"
 TIMELINE = [
@@ -57,6 +59,22 @@ def test_waiting_command_prints_cause_of_wait(
     server.service.timeline_entries = TIMELINE[:1]
     assert koala(*command, timeouts=FAST).code == 130
     assert interrupted_wait == [f"job {2 if command[0] == 'submit' else 1} is queued: too few idle nodes"]
+
+
+def test_submission_without_an_answer_names_its_key(koala: Koala) -> None:
+    answer = {"status": 503, "code": "not-ready", "detail": "the change may still be made", "hint": "repeat it"}
+    with serve_answers(answer, 503) as (url, requests):
+        ended = koala("submit", "--url", url, "--flexible", "1", "--", "x", timeouts=FAST)
+    assert len(requests) > 1
+    assert re.search(r"may still be made; repeat it with --idempotency-key [0-9a-f]{32}: it becomes one job", ended.err)
+
+
+def test_interrupted_wait_names_jobs_that_go_on(koala: Koala, server: Server, interrupted_wait: list[str]) -> None:
+    koala("submit", "--flexible", "1", "--wait", "--", "echo", "hello")
+    koala("submit", "--flexible", "1", "program")
+    server.service.timeline_entries = TIMELINE[:1]
+    ended = koala("wait", "1", "2", timeouts=FAST)
+    assert (ended.code, ended.err.splitlines()[-1]) == (130, "koala: job 2 goes on; cancel with: koala cancel 2")
 
 
 def test_wait_reporter_prints_each_cause_once(monkeypatch: pytest.MonkeyPatch) -> None:

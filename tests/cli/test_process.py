@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,24 @@ def test_interrupt_says_that_job_continues(server: Server, command: list[str]) -
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == f"koala: job {job} goes on; cancel with: koala cancel {job}"
     assert server.service.records[job].state == "running"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_interrupted_submission_names_its_key(tmp_path: Path, batch: bool) -> None:
+    (tmp_path / "jobs.yaml").write_text("request: {type: flexible, total_size: 1}\ncommand: [x]\n---\ncommand: [y]\n")
+    options = ["-f", str(tmp_path / "jobs.yaml")] if batch else ["--", "x"]
+    with socket.create_server(("127.0.0.1", 0)) as daemon:
+        process = subprocess.Popen(
+            [*KOALA, "submit", "--flexible", "1", *options],
+            stderr=subprocess.PIPE,
+            env=make_environment(f"http://127.0.0.1:{daemon.getsockname()[1]}"),
+        )
+        with daemon.accept()[0] as connection:
+            assert connection.recv(4) == b"POST"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"koala: the job may have been submitted; repeat it with --idempotency-key " in err
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -135,7 +135,7 @@ def _submit_interactive(
     # A program that is started again would miss the input that the first one has read.
     body = {"max_restarts": 0, **body, "interactive": True}
     options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
-    return submit_with_files(client, body, options, paths, None)
+    return submit_with_files(client, body, options, paths, os.urandom(16).hex())
 
 
 def _serve_terminal(client: Client, job: int, command: list[str], cluster: str | None, node: str | None) -> int:

@@ -2,10 +2,11 @@
 
 import itertools
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +65,8 @@ def submit_job(
         raise GridError("--timeout needs --wait", Exit.USAGE, "add --wait, or drop --timeout")
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
-    key = None if idempotency_key is None else submission.checked_key(idempotency_key)
+    if idempotency_key is not None:
+        idempotency_key = submission.checked_key(idempotency_key)
     script, lines = _find_script(command, file, request, job, ranks_on, translate=translate), submission.NO_LINES
     if script is not None:
         request, job, lines = script.apply_options(request, job)
@@ -85,7 +87,8 @@ def submit_job(
             hint = "give a file with one job"
             raise GridError(f"--dry-run shows one job, and {file} has {len(bodies)}", Exit.USAGE, hint)
         client = daemon.client()
-        jobs = _submit_batch(client, bodies, options, paths_of_jobs, key, submission.name_of(file))
+        with _named_key(client, idempotency_key) as key:
+            jobs = _submit_batch(client, bodies, options, paths_of_jobs, key, submission.name_of(file))
         return _follow_batch(client, jobs, wait=wait, deadline=deadline, quiet=quiet, as_json=as_json)
     body = bodies[0]
     options["bundle"] = paths = submission.paths_to_stage(body, file_folder, stage)
@@ -100,7 +103,8 @@ def submit_job(
         with pack_archive(paths) if paths else nullcontext():
             explain.dry_run(client, body, options, lines, as_json=as_json)
         return None
-    submitted = submit_with_files(client, body, options, paths, key, lines)
+    with _named_key(client, idempotency_key) as key:
+        submitted = submit_with_files(client, body, options, paths, key, lines)
     if quiet:
         print(submitted["id"], flush=True)
     elif not as_json:
@@ -149,19 +153,36 @@ def _note_late_options(command: list[str], names: set[str]) -> None:
         )
 
 
+@contextmanager
+def _named_key(client: Client, given: str | None) -> Iterator[str]:
+    """Provide the key of a submission, and name it where the daemon may have stored the job without an answer."""
+    key = os.urandom(16).hex() if given is None else given
+    repeat = f"repeat it with --idempotency-key {shlex.quote(key)}: it becomes one job"
+    try:
+        yield key
+    except KeyboardInterrupt:
+        if not client.has_connected:
+            raise
+        raise GridError("the job may have been submitted", Exit.INTERRUPTED, repeat) from None
+    except GridError as error:
+        if error.may_recover and client.has_connected:
+            error.hint = repeat
+        raise
+
+
 def submit_with_files(
     client: Client,
     body: Json,
     options: Json,
     paths: list[str],
-    key: str | None,
+    key: str,
     lines: submission.ScriptLines = submission.NO_LINES,
 ) -> Json:
     """Upload the files, then submit the job."""
     if paths:
         body["bundle"] = stage_files(client, paths)
     try:
-        return client.submit(body, os.urandom(16).hex() if key is None else key)
+        return client.submit(body, key)
     except GridError as error:
         raise submission.in_terms_of_options(error, body, options, lines) from error
 
@@ -182,7 +203,7 @@ def stage_files(client: Client, paths: Sequence[str]) -> str:
 
 
 def _submit_batch(
-    client: Client, bodies: list[Json], options: Json, paths_of_jobs: list[list[str]], key: str | None, file: str
+    client: Client, bodies: list[Json], options: Json, paths_of_jobs: list[list[str]], key: str, file: str
 ) -> list[int]:
     """Upload the files of all jobs, then submit the jobs together, and return their ids."""
     archives: dict[tuple[str, ...], str] = {}
@@ -192,7 +213,7 @@ def _submit_batch(
                 archives[tuple(paths)] = stage_files(client, paths)
             body["bundle"] = archives[tuple(paths)]
     try:
-        return client.submit_batch(bodies, os.urandom(16).hex() if key is None else key)
+        return client.submit_batch(bodies, key)
     except GridError as error:
         raise submission.in_terms_of_documents(error, bodies, options, file) from error
 

@@ -413,6 +413,8 @@ def show_logs(
                     raise
             return _print_tasks(client, number, selection, follow=follow, raw=raw)
     except KeyboardInterrupt:
+        if not follow:
+            raise
         raise _goes_on([number]) from None
 
 
@@ -442,13 +444,13 @@ def wait_for_jobs(
 
 def wait_for_ends(client: Client, jobs: list[int], deadline: float | None, *, as_json: bool) -> int:
     """Wait until jobs have ended, print how, and return the exit code of the first that did not succeed."""
+    ended_jobs = list[Json]()
     try:
-        ended_jobs = []
         for job in jobs:
             with ProgressReporter(client, job, from_the_first=False):
                 ended_jobs.append(client.wait_for_end(job, deadline))
     except KeyboardInterrupt:
-        raise _goes_on(jobs) from None
+        raise _goes_on(jobs[len(ended_jobs) :]) from None
     if as_json:
         show_json(ended_jobs if len(ended_jobs) > 1 else ended_jobs[0])
     else:
