@@ -5,17 +5,19 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from http import HTTPStatus
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from math import ceil
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import AGENT_PATHS, UPLOAD_PATH, identity_of, session_of, set_identity, set_session
 from koalapy.api.middleware import client_address
-from koalapy.api.problems import problem
+from koalapy.api.problems import for_browser, problem
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
@@ -208,7 +210,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if rejection := await self._check_request(scope, headers):
-            await rejection(scope, receive, send)
+            is_page = scope["type"] == "http" and rejection.status_code == HTTPStatus.UNAUTHORIZED and "app" in scope
+            await (for_browser(Request(scope), rejection) if is_page else rejection)(scope, receive, send)
         elif scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket" or scope["path"] == UPLOAD_PATH:

@@ -102,7 +102,7 @@ ErrorPage = Callable[[Request, int, dict[str, Any]], Response]
 """Renders a problem with a status as a page for browsers."""
 
 
-def _for_browser(request: Request, answer: JSONResponse) -> Response:
+def for_browser(request: Request, answer: JSONResponse) -> Response:
     """Return an error page instead of the JSON answer if a browser requests a page of the dashboard."""
     page: ErrorPage | None = request.app.state.error_page
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
@@ -135,7 +135,7 @@ async def _koala_error(request: Request | WebSocket, error: Exception) -> Respon
         error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers
     )
     # The caller sends the response, also to a WebSocket: one sent here would be sent twice.
-    return response if isinstance(request, WebSocket) else _for_browser(request, response)
+    return response if isinstance(request, WebSocket) else for_browser(request, response)
 
 
 async def _socket_validation_error(socket: Request | WebSocket, error: Exception) -> Response:
@@ -159,7 +159,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code in (404, 405):
         hint = "see /docs or GET /openapi.json for the routes"
         code = ProblemCode.NOT_FOUND if error.status_code == 404 else ProblemCode.METHOD_NOT_ALLOWED
-        return _for_browser(request, problem(code, str(error.detail), hint=hint, headers=headers))
+        return for_browser(request, problem(code, str(error.detail), hint=hint, headers=headers))
     if error.status_code == 400:
         return problem(
             ProblemCode.INVALID_BODY,
@@ -179,7 +179,7 @@ async def _client_disconnect(request: Request, error: Exception) -> Response:
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Log an unexpected error and answer with a problem without its details."""
     log.error("request failed", action="request-failed", path=request.url.path, exc_info=error)
-    return _for_browser(
+    return for_browser(
         request,
         problem(
             ProblemCode.INTERNAL_ERROR,

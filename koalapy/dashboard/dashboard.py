@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import time
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -178,8 +179,16 @@ class Dashboard:
     def render_problem(self, request: Request, status: int, problem: dict[str, Any]) -> Response:
         """Render a problem as a page, or redirect a caller that is not logged in to the login."""
         if status == 401:
-            login = with_query("/login", next=request.url.path + (f"?{request.url.query}" if request.url.query else ""))
-            if "hx-request" in request.headers:
+            is_part, is_read = "hx-request" in request.headers, request.method == "GET"
+            if is_part and not is_read:
+                return Response(status_code=401)  # the page keeps what was typed
+            query = request.url.query
+            page = f"{request.url.path}?{query}" if query else request.url.path
+            if is_part or not is_read:
+                sender = request.headers.get("hx-current-url") or request.headers.get("referer", "")
+                page = re.sub(r"^\w+://[^/]*|#.*", "", sender) or "/"
+            login = with_query("/login", next=page)
+            if is_part:
                 return Response(status_code=401, headers={"HX-Redirect": login})
             return RedirectResponse(login, 303)
         template = "problem_part.html" if "hx-request" in request.headers else "problem.html"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -45,6 +46,26 @@ def test_cookie_after_logout_is_invalid(visit: Visit) -> None:
     visitor.context.add_cookies([cookie])
     visitor.page.goto("/")
     assert "/login" in visitor.page.url
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status", "leads_to"),
+    [
+        ("POST", {"Referer": "{url}/jobs/new?copy=7#top"}, 303, "/jobs/new?copy=7"),
+        ("POST", {"Referer": "http://evil.example"}, 303, "/"),
+        ("POST", {"HX-Request": "true", "HX-Current-URL": "{url}/jobs/new"}, 401, None),
+        ("GET", {"HX-Request": "true", "HX-Current-URL": "{url}/queue?q=a"}, 401, "/queue?q=a"),
+        ("GET", {}, 303, "/jobs/new?source=1"),
+    ],
+)
+def test_request_without_login_leads_to_login_and_back_to_its_page(
+    client: httpx2.Client, daemon: ServedDaemon, method: str, headers: dict[str, str], status: int, leads_to: str | None
+) -> None:
+    sent = {name: value.format(url=daemon.url) for name, value in headers.items()} | {"Origin": daemon.url}
+    response = client.request(method, "/jobs/new?source=1", headers=sent)
+    assert response.status_code == status
+    address = response.headers.get("location") or response.headers.get("hx-redirect")
+    assert address == (leads_to and f"/login?next={quote(leads_to, safe='')}")
 
 
 def test_login_with_wrong_token_is_rejected(client: httpx2.Client) -> None:

@@ -50,6 +50,16 @@ def test_check_shows_problem_wait_and_equivalent_command(daemon: ServedDaemon, a
     assert daemon.http.get("/api/v1/jobs?owner=alice").json()["jobs"] == []
 
 
+def test_form_without_an_answer_of_the_database_submits_the_same_job(daemon: ServedDaemon, alice: Person) -> None:
+    sent = read_form(alice.get_page("/jobs/new")) | {"nodes": "1", "command": "true"}
+    daemon.loop.call_soon_threadsafe(daemon.engine.database.note_failure, "engine", "the database is locked")
+    unanswered = alice.http.post("/jobs/new", data=sent, headers=alice.origin)
+    daemon.loop.call_soon_threadsafe(daemon.engine.database.note_success, "engine")
+    assert (unanswered.status_code, read_form(unanswered.text)["key"]) == (503, sent["key"])
+    rejected = alice.http.post("/jobs/new", data=sent | {"nodes": "x"}, headers=alice.origin)
+    assert read_form(rejected.text)["key"] != sent["key"], "it is another job when it is corrected"
+
+
 def test_form_submits_job_once_and_copies_an_earlier_one(daemon: ServedDaemon, alice: Person) -> None:
     sent = read_form(alice.get_page("/jobs/new")) | {"nodes": "3,2", "kind": "nonfixed", "command": "echo 'a b'"}
     answers = [alice.http.post("/jobs/new", data=sent, headers=alice.origin) for _ in range(2)]

@@ -181,6 +181,9 @@ def test_queue_form_that_is_sent_again_changes_nothing(daemon: ServedDaemon, peo
     key = olga.get_json(page.replace("?", ".json?"))["key"]
     assert olga.send_form(page, "/queue/hold", key=key).status_code == 422, "no reason, which the user adds"
     assert olga.send_form(page, "/queue/hold", key="of an earlier daemon", reason="x").status_code == 422
+    daemon.loop.call_soon_threadsafe(daemon.engine.database.note_failure, "engine", "the database is locked")
+    assert olga.send_form(page, "/queue/hold", key=key, reason="x").status_code == 503
+    daemon.loop.call_soon_threadsafe(daemon.engine.database.note_success, "engine")
     assert result_of(olga.send_form(page, "/queue/hold", key=key, reason="x")) == {"Done": [job]}
     daemon.http.post(f"/api/v1/jobs/{job}/release").raise_for_status()
     again = olga.send_form(page, "/queue/hold", key=key, reason="x")

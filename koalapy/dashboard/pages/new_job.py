@@ -15,7 +15,7 @@ from koalapy.api.job_views import JobSubmission
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, View, parse_body
 from koalapy.model.command_line import command_for, format_request, parse_request
-from koalapy.model.errors import KoalaError, UsageError, reject
+from koalapy.model.errors import KoalaError, StoreUnavailable, UsageError, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher
@@ -115,8 +115,9 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
             spec = parse_body(JobSubmission, body_of(job_fields)).to_model()
             record, _ = await jobs.submit(spec, caller, key)
         except KoalaError as error:
-            # A rejected form is another submission when it is corrected.
-            return make_view(job_fields, caller, problem=error), error.code.status
+            # A rejected form is another submission when it is corrected. Without an answer of the database, it is not.
+            kept_key = key if isinstance(error, StoreUnavailable) else ""
+            return make_view(job_fields, caller, kept_key, problem=error), error.code.status
         return f"/jobs/{record.job.id}"
 
 

@@ -24,7 +24,7 @@ from koalapy.dashboard.job_table import JOBS, job_sort_key, queue_place
 from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import build_rows, job_row
 from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState
 from koalapy.model.job_search import MAX_LENGTH, format_term, parse_search
@@ -245,8 +245,8 @@ def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
         used.append(key)
         try:
             jobs = [changed_job(result) for result in await act(list(states), expected=states)]
-        except UsageError:
-            used.remove(key)  # nothing was changed, and the user may correct the form
+        except KoalaError:
+            used.remove(key)  # nothing was changed, or the states that the form expects prevent a second change
             raise
         return {"title": WORDS[action][0], "jobs": jobs, "q": q}, 200
 
