@@ -368,6 +368,11 @@ class AgentMemory:
                 f"the agent of {cluster} knows epoch {epoch}, and the daemon's is {daemon_epoch}: {MEMORY_HINT}"
             )
         self._raised_clusters.add(cluster)
+        try:
+            await self._engine.commit(WorkItem(epoch=epoch + 1))
+        except StoreUnavailable:
+            self._raised_clusters.discard(cluster)
+            raise
         log.warning(
             "the database is older than what an agent knows: it was restored from a backup",
             action="database-restored",
@@ -375,4 +380,3 @@ class AgentMemory:
             epoch=daemon_epoch,
             known=epoch,
         )
-        await self._engine.commit(WorkItem(epoch=epoch + 1))
