@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.runners import runner_messages, runners
 from koalapy.protocol.frames import encode_frame, encode_frames
-from koalapy.protocol.messages import Relay, from_agent
+from koalapy.protocol.messages import MAX_START, Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH
 from tests.agent.conftest import DEADLINE, FakeDaemon
 from tests.agent.fake_runner import HERE, FakeRunner, runner_secret
@@ -204,6 +204,8 @@ async def test_endless_line_disconnects_runner(port: Port) -> None:
         HERE | {"t": "here", "life": "x", "phase": "?"},
         HERE | {"t": "here", "life": "x", "host": "x" * 2000},
         HERE | {"t": "here", "life": "x", "start": -1},
+        HERE | {"t": "here", "life": "x", "start": MAX_START + 1},
+        {"t": "stream", "message": {"type": "stream_opened", "stream": "s", "node": "a", "used": MAX_START + 1}},
         HERE | {"t": "here", "life": None},
         {"t": "nothing"},
         {},
