@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.components.outputlog import OutputLog, Piece, Segments
 from koalapy.agent.core.reporter import DELIVERY_TIMEOUT
+from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.protocol.messages import MAX_START, Output
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim_component, run_program
@@ -235,6 +236,13 @@ def test_output_that_runner_no_longer_holds_is_reported(tmp_path: Path) -> None:
     log.add_bytes(0, 0, b"abc")
     assert log.accept_stream(0, 5) == 5
     assert (log.total, log.missing) == (5, f"2 bytes of node 0: they are not in {tmp_path} any more")
+
+
+def test_description_of_lost_output_is_bounded(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    for start in range(1, 2000):
+        log.accept_stream(0, start)
+    assert len(log.missing) < MAX_TEXT_LENGTH + 1000
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

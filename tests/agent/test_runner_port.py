@@ -7,19 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.agent.components.component import Component
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.runners import runner_messages, runners
-from koalapy.protocol.frames import encode_frame, encode_frames
+from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, encode_frame, encode_frames
 from koalapy.protocol.messages import MAX_START, Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH
 from tests.agent.conftest import DEADLINE, FakeDaemon
 from tests.agent.fake_runner import HERE, FakeRunner, runner_secret
-from tests.agent.memory_agent import running_agent
+from tests.agent.memory_agent import make_reporter, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.test_runner_timeouts import Handler
 from tests.signals import pass_time
@@ -271,3 +275,16 @@ def test_messages_are_split_into_bounded_frames() -> None:
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
     assert len(list(encode_frames(relays, encode, 100))) == 100
+
+
+async def test_inventory_of_components_with_long_errors_fits_into_a_frame(tmp_path: Path) -> None:
+    messages: list[Any] = []
+    reporter, _ = make_reporter(SimpleNamespace(send_soon=messages.append))
+    for job in range(400):
+        component = Component("", f"{job}.1.0", JournalFolder(tmp_path))
+        component.fail("\N{CHEERING MEGAPHONE}" * MAX_TEXT_LENGTH)
+        reporter.add_component(component)
+    reporter.send_inventory(None, list)
+    (inventory,) = messages
+    assert len(encode_frame(from_agent, [inventory]).encode()) < MAX_AGENT_FRAME_SIZE
+    assert [status.error[:1] for status in inventory.components] == ["\N{CHEERING MEGAPHONE}"] * 400

@@ -265,9 +265,11 @@ class Barrier:
             case "stream":
                 self._streams.receive_from_runner(runner, message["message"])
             case "relay_used":
-                component.relayed = tuple((str(first), str(second)) for first, second in message["pairs"])
+                relay = (component.plan or {}).get("relay") or {}
+                offered = {(first, second) for first, second, _ in relay.get("pairs", ())}
+                component.relayed = tuple(sorted(offered.intersection(message["pairs"])))
                 if (unreached := message["unreached"]) is not None:
-                    component.unreached = tuple((str(first), str(second)) for first, second in unreached)
+                    component.unreached = tuple(sorted(offered.intersection(unreached)))
                 self._reporter.publish_status(component)
             case "relay":
                 self._pass_on(component, runner, message)

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from koalapy.agent.core.spool import open_regular, read_regular
+from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.protocol.messages import MAX_START
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -415,8 +416,9 @@ class OutputLog:
         self.error = f"cannot write below {self._folder}: {error.strerror or error}"
 
     def _report_loss(self, loss: str) -> None:
-        """Add a loss to the description of lost output."""
-        self.missing = f"{self.missing}; {loss}" if self.missing else loss
+        """Add a loss to the description of lost output, unless that is as long as the daemon accepts."""
+        if len(self.missing) < MAX_TEXT_LENGTH:
+            self.missing = f"{self.missing}; {loss}" if self.missing else loss
 
     # To the daemon
 
