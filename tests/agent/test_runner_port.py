@@ -188,6 +188,36 @@ async def test_undelivered_relay_says_whether_receiver_has_ended(port: Port, is_
     assert (await runner.receive("relay"))["payload"]["ended"]
 
 
+async def test_runner_that_reads_nothing_is_disconnected(port: Port) -> None:
+    runner = await port.connect_runner("1.1.0.aa")
+    runner.reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+    async def send_relays() -> None:
+        for _ in range(100):
+            runner.send(t="relay", token="1.1.0.aa", node=0, payload={"x": "y" * 2**20})
+            await runner.writer.drain()
+
+    with pytest.raises(ConnectionError):
+        await send_relays()
+
+
+async def test_relays_that_the_daemon_does_not_read_are_undelivered(port: Port) -> None:
+    first, second = await port.connect_runner("1.1.0.aa"), await port.connect_runner("2.1.0.aa")
+    daemon_socket = port.daemon._sockets["north"].transport
+    daemon_socket.pause_reading()
+    port.daemon._clusters |= {"1.1.7.aa": "north", "2.1.7.aa": "north"}
+    for _ in range(100):
+        first.send(t="relay", token="1.1.7.aa", node=0, payload={"x": "y" * 2**20})
+        await first.writer.drain()
+    payload = (await first.receive("relay"))["payload"]
+    assert (payload["op"], payload["reason"]) == ("undelivered", "the daemon does not read what it is sent")
+    second.send(t="relay", token="2.1.7.aa", node=0, payload={})
+    second.send(t="relay", token="2.1.0.aa", node=0, payload={"is": "handled"})
+    assert (await second.receive("relay"))["payload"] == {"is": "handled"}, "others do not wait for the first"
+    daemon_socket.resume_reading()
+    await port.daemon.wait_until(lambda: [m for m in port.daemon.received("relay") if m["token"] == "2.1.7.aa"])
+
+
 async def test_endless_line_disconnects_runner(port: Port) -> None:
     runner = await port.connect_runner("1.1.0.aa")
     runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
