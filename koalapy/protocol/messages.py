@@ -38,7 +38,7 @@ from koalapy.model.replica import StageFile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
-MAX_CERTIFICATE_LENGTH = 65_536
+MAX_CERTIFICATE_LENGTH = 16_384
 MAX_RANGES = 100
 """Ranges of ports of one node."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
