@@ -88,6 +88,21 @@ async def test_handling_of_messages_counts_as_processor_time(tmp_path: Path, mon
         await signals.until(lambda: daemon.sessions.budgets._debt("north", Use.PROCESSOR) > 0)
 
 
+@pytest.mark.evidence("G12")
+async def test_inventory_counts_as_the_open_commands_that_it_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = tuple(ComponentStatus(f"9.1.{index}.fa", ComponentState.RUNNING) for index in range(70))
+    spent: list[tuple[str, Use, float]] = []
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        await connect_agent(daemon, "north", north)
+        north.say_to_daemon(Inventory(unknown))
+        await signals.until(lambda: daemon.engine.outbox.count_open("north") == 70)
+        monkeypatch.setattr(daemon.sessions.budgets, "spend", lambda *use: spent.append(use))
+        north.say_to_daemon(Inventory(()))
+        await signals.until(lambda: ("north", Use.MESSAGES, 70) in spent)
+
+
 async def test_busy_site_within_budget_is_not_delayed(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         await connect_agent(daemon, "north", north)

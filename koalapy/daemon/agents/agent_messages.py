@@ -140,6 +140,8 @@ class AgentMessages:
 
     def _handle_inventory(self, session: Session, inventory: Inventory) -> None:
         """Pass an agent's inventory to the scheduler; once that is stored, start to send the agent its commands."""
+        open_commands = self._engine.outbox.count_open(session.cluster)
+        self._sessions.budgets.spend(session.cluster, Use.MESSAGES, open_commands)
         spoiled = [event for stage in inventory.stages for event in self._note_transfers(session, stage)]
         if spoiled:
             self._engine.post(WorkItem(events=tuple(spoiled)))

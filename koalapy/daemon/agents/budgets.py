@@ -21,7 +21,8 @@ QUESTION_WEIGHT = 20
 """Messages as which a question to another site counts, since that site must answer it, and the state of a relay, since
 its certificate is checked."""
 INVENTORY_WEIGHT = 200
-"""Messages as which an inventory without entries counts: all jobs are compared with it, and all open commands sent."""
+"""Messages as which an inventory without entries counts: all jobs are compared with it. Open commands, which are sent
+again, count in addition."""
 NOTICED_PAUSE_S = 1.0
 """Pauses longer than this, and everything that is left out, are reported to operators."""
 OVERRUN_END_S = 30.0

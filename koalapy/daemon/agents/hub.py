@@ -244,10 +244,10 @@ class Hub:
         self._tasks.spawn(session.connection.close(reason))
 
     async def _disconnect_when_silent(self, session: Session) -> None:
-        """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""
-        await session.wait_until_silent(self._timeout)
+        """Disconnect the agent once it stops answering or reading: it may be stopped, or its host unreachable."""
+        problem = await session.wait_until_silent(self._timeout)
         heard = self._engine.clock() - session.heard_ago
-        self._end_session(session, f"its agent has not answered for {session.silence:g} s", heard)
+        self._end_session(session, f"its agent {problem}", heard)
         self._hang_up(session, "no answer: connect again")
 
     async def _receive_messages(self, session: Session, frames: AsyncIterator[str]) -> None:
