@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from koalapy.config.settings import Settings
 from koalapy.daemon.agents.wire import plan_nodes
@@ -69,6 +70,7 @@ class Side:
             nodes_of,
             lambda cluster, message: self.sent.append((cluster, message)),
             lambda _: self.paths,
+            may_log=lambda cluster: cluster != "south",
             **options,
         )
         for cluster in PAIR:
@@ -278,6 +280,15 @@ async def test_site_is_ready_with_one_readable_certificate(hub: FakeRelay, tmp_p
         assert (side.plan() is None) is (copies != 1)
 
 
+@pytest.mark.evidence("G12")
+def test_changes_of_relays_are_logged_within_the_budget_of_the_cluster() -> None:
+    side = Side(None)
+    with capture_logs() as lines:
+        for cluster in PAIR:
+            side.relays.set_state(cluster, ABSENT)
+    assert [line["cluster"] for line in lines] == ["north"], "that of south is spent"
+
+
 def test_unchanged_certificate_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side, state = Side(None), RelayState(ready=True, certificate=CertificateAuthority(tmp_path).file.read_text())
     side.relays.set_state("north", state)
@@ -316,7 +327,7 @@ async def test_metrics_of_the_hub_are_read_while_it_answers(hub: FakeRelay) -> N
     async with connected_side(hub) as side:
         await instruments.read_hub(side.relays.read_hub_metrics)
         assert instruments.hub == {"koala_relay_streams": 1.0}
-    await instruments.read_hub(Relays(None, {}, b"", nodes_of).read_hub_metrics)
+    await instruments.read_hub(Relays(None, {}, b"", nodes_of, may_log=bool).read_hub_metrics)
     assert instruments.hub == {}
 
 
