@@ -393,6 +393,21 @@ async def test_agent_that_reads_nothing_counts_as_silent() -> None:
     assert session.silence == 0.0
 
 
+async def test_agents_that_read_nothing_do_not_delay_the_end_of_the_daemon() -> None:
+    class HangingAgent(Agent):
+        async def close(self, reason: str) -> None:
+            await super().close(reason)
+            await asyncio.Event().wait()
+
+    sessions, agents = Sessions(lambda: 0.0), [HangingAgent(), HangingAgent(), Agent()]
+    for index, agent in enumerate(agents):
+        hello = wire.Hello(cluster=f"c{index}", version="1", lrm="slurm", host="head", pid=1)
+        sessions.add(Session(hello.cluster, agent, hello))
+    async with asyncio.timeout(DEADLINE):
+        await sessions.close()
+    assert [agent.closed for agent in agents] == ["the daemon is shutting down"] * 3
+
+
 def make_session(agent: Agent, max_unread: int) -> Session:
     hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1)
     return Session("north", agent, hello, max_unread)

@@ -18,6 +18,8 @@ MAX_UNREAD = 64 * 1024 * 1024
 """Characters of droppable messages that wait for an agent to read them."""
 MAX_QUEUED = 50_000
 """Messages that wait for an agent to read them, before it is disconnected; it gets its commands again."""
+CLOSE_TIMEOUT_S = 3.0
+"""Time that agents have to read the end of their connections when the daemon stops."""
 _sequence = count(1)
 
 
@@ -265,5 +267,10 @@ class Sessions:
         return session is not None and session.offer_message(message)
 
     async def close(self) -> None:
-        for session in list(self._sessions.values()):
-            await session.connection.close("the daemon is shutting down")
+        """Close all connections together. Those of agents that do not read end with the server."""
+        reason = "the daemon is shutting down"
+        closing = [asyncio.create_task(session.connection.close(reason)) for session in self._sessions.values()]
+        if closing:
+            _, unfinished = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
+            for task in unfinished:
+                task.cancel()
