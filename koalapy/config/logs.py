@@ -236,7 +236,7 @@ MEANINGS: Mapping[str, str] = {
     "retention-done": "Expired data was removed.",
     "retention-failed": "Some expired data could not be removed. The daemon tries again.",
     "rsync-failed": "The agent cannot run rsync, so files do not go to other sites.",
-    "runner-message-invalid": "A node sent an invalid message, and was disconnected.",
+    "runner-message-invalid": "A node sent an invalid message or read none, and was disconnected.",
     "runner-refused": "The agent rejected a runner that belongs to no job here.",
     "stage-failed": "The files of a component could not be staged.",
     "stands-by": "The daemon answers reads until it may take over from the active one.",

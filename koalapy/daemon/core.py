@@ -90,6 +90,7 @@ class Core:
             report=lambda changed: self.engine.post(WorkItem(events=(changed,))),
             audit=self.audit,
             instruments=instruments,
+            may_log=self.sessions.budgets.may_log,
         )
         self.engine = Engine(
             scheduler,

@@ -94,12 +94,13 @@ class Services:
         self.agent_tokens = make_agent_tokens(settings)
         self.provider = load_provider(settings)
         self.identities = build_identities(settings, stores.tokens, clock, self.provider, own_token)
-        self.logins = Logins(login_rules(settings), self.identities, clock, audit=core.audit)
+        may_log = sessions.budgets.may_log
+        self.logins = Logins(login_rules(settings), self.identities, clock, audit=core.audit, may_log=may_log)
         owners, outputs = queries.owner_use.limits, Outputs(engine, queries, stores.jobs, stores.output)
         self.questions = Questions(
             sessions.offer_message,
             lambda cluster, source, path: is_replica_needed(queries.jobs(), cluster, source, path, engine.catalogue),
-            sessions.budgets.may_log,
+            may_log,
         )
         self.node_lists = NodeLists(self.questions, clock)
         self.reservations = Reservations(

@@ -38,10 +38,13 @@ from koalapy.model.replica import StageFile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
-MAX_CERTIFICATE_LENGTH = 65_536
+MAX_CERTIFICATE_LENGTH = 16_384
 MAX_RANGES = 100
 """Ranges of ports of one node."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
+MAX_START = 2**51
+"""Most bytes before the first known one of a stream: half of the maximum offset, so that offsets stay valid."""
+Start = Annotated[int, Interval(ge=0, le=MAX_START)]
 
 
 class Message(BaseModel):
@@ -87,7 +90,7 @@ class StreamOpened(Message):
     type: Literal["stream_opened"] = "stream_opened"
     stream: Name
     node: Name
-    used: Bytes = 0
+    used: Start = 0
 
 
 class StreamOpen(Message):

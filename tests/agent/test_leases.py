@@ -89,6 +89,19 @@ def test_component_that_is_being_stopped_keeps_its_reason_and_grace(leased_agent
     assert (leased_agent.component.stop, leased_agent.component.error) == ("cancelled by alice", "")
 
 
+def test_component_with_succeeded_program_is_stopped_once_with_one_grace(leased_agent: LeasedAgent) -> None:
+    """Its job is cancelled at the end of the grace: runners of other nodes may hang."""
+    component = leased_agent.component
+    component.plan, component.exit_code = {"lease_warning": {"signal": "TERM", "grace": 60.0}}, 0
+    leased_agent.now_s += 100
+    assert leased_agent.end_expired()
+    grace = component.grace
+    leased_agent.now_s += 10
+    leased_agent.leases.end_expired()
+    assert (leased_agent.ended, component.grace is grace is not None) == ([component], True)
+    assert (component.exit_code, component.error) == (0, "")
+
+
 def test_component_without_lease_never_ends_by_silence(tmp_path: Path) -> None:
     leased_agent = LeasedAgent(tmp_path, lease=None)
     leased_agent.now_s += 1e9

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.components.outputlog import OutputLog, Piece
+from koalapy.agent.components.outputlog import OutputLog, Piece, Segments
 from koalapy.agent.core.reporter import DELIVERY_TIMEOUT
+from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.protocol.messages import MAX_START, Output
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
@@ -234,6 +236,44 @@ def test_output_that_runner_no_longer_holds_is_reported(tmp_path: Path) -> None:
     log.add_bytes(0, 0, b"abc")
     assert log.accept_stream(0, 5) == 5
     assert (log.total, log.missing) == (5, f"2 bytes of node 0: they are not in {tmp_path} any more")
+
+
+def test_description_of_lost_output_is_bounded(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    for start in range(1, 2000):
+        log.accept_stream(0, start)
+    assert len(log.missing) < MAX_TEXT_LENGTH + 1000
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_skipped_output_leaves_later_offsets_valid(tmp_path: Path, nodes: int, is_acknowledged: bool) -> None:
+    log = OutputLog(tmp_path, nodes)
+    for node in range(nodes):
+        log.accept_stream(node, 2**53)
+    if is_acknowledged:
+        log.acknowledge_to(2**53)
+    for node in range(nodes):
+        log.add_bytes(node, log.kept_bytes(node), b"hi\n")
+    later_log = OutputLog(tmp_path, nodes)
+    later_log.recover()
+    for sender in (log, later_log):
+        while piece := sender.next_piece():
+            Output(token=T, offset=piece.offset, data="", gap=piece.gap)
+    assert MAX_START < later_log.total == log.total
+
+
+def test_stored_output_at_invalid_offset_is_reported_missing(tmp_path: Path) -> None:
+    """Earlier versions stored such output, and every later agent failed at it."""
+    stored = Segments(tmp_path, 1)
+    stored.received, stored.total = [2**53, 0], 2**53
+    stored.append_bytes(0, b"hi\n")
+    (path,) = tmp_path.iterdir()
+    size = path.stat().st_size
+    log = OutputLog(tmp_path, 1)
+    log.recover()
+    assert (log.total, log.next_piece(), list(tmp_path.iterdir())) == (0, None, [])
+    assert log.missing == f"up to {size} bytes: files below {tmp_path} were damaged"
 
 
 def test_output_lost_at_end_is_reported(tmp_path: Path) -> None:

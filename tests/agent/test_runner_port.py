@@ -7,19 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.agent.components.component import Component
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.runners import runner_messages, runners
-from koalapy.protocol.frames import encode_frame, encode_frames
-from koalapy.protocol.messages import Relay, from_agent
+from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, encode_frame, encode_frames
+from koalapy.protocol.messages import MAX_START, Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH
 from tests.agent.conftest import DEADLINE, FakeDaemon
 from tests.agent.fake_runner import HERE, FakeRunner, runner_secret
-from tests.agent.memory_agent import running_agent
+from tests.agent.memory_agent import make_reporter, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.test_runner_timeouts import Handler
 from tests.signals import pass_time
@@ -184,6 +188,36 @@ async def test_undelivered_relay_says_whether_receiver_has_ended(port: Port, is_
     assert (await runner.receive("relay"))["payload"]["ended"]
 
 
+async def test_runner_that_reads_nothing_is_disconnected(port: Port) -> None:
+    runner = await port.connect_runner("1.1.0.aa")
+    runner.reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+    async def send_relays() -> None:
+        for _ in range(100):
+            runner.send(t="relay", token="1.1.0.aa", node=0, payload={"x": "y" * 2**20})
+            await runner.writer.drain()
+
+    with pytest.raises(ConnectionError):
+        await send_relays()
+
+
+async def test_relays_that_the_daemon_does_not_read_are_undelivered(port: Port) -> None:
+    first, second = await port.connect_runner("1.1.0.aa"), await port.connect_runner("2.1.0.aa")
+    daemon_socket = port.daemon._sockets["north"].transport
+    daemon_socket.pause_reading()
+    port.daemon._clusters |= {"1.1.7.aa": "north", "2.1.7.aa": "north"}
+    for _ in range(100):
+        first.send(t="relay", token="1.1.7.aa", node=0, payload={"x": "y" * 2**20})
+        await first.writer.drain()
+    payload = (await first.receive("relay"))["payload"]
+    assert (payload["op"], payload["reason"]) == ("undelivered", "the daemon does not read what it is sent")
+    second.send(t="relay", token="2.1.7.aa", node=0, payload={})
+    second.send(t="relay", token="2.1.0.aa", node=0, payload={"is": "handled"})
+    assert (await second.receive("relay"))["payload"] == {"is": "handled"}, "others do not wait for the first"
+    daemon_socket.resume_reading()
+    await port.daemon.wait_until(lambda: [m for m in port.daemon.received("relay") if m["token"] == "2.1.7.aa"])
+
+
 async def test_endless_line_disconnects_runner(port: Port) -> None:
     runner = await port.connect_runner("1.1.0.aa")
     runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
@@ -204,6 +238,8 @@ async def test_endless_line_disconnects_runner(port: Port) -> None:
         HERE | {"t": "here", "life": "x", "phase": "?"},
         HERE | {"t": "here", "life": "x", "host": "x" * 2000},
         HERE | {"t": "here", "life": "x", "start": -1},
+        HERE | {"t": "here", "life": "x", "start": MAX_START + 1},
+        {"t": "stream", "message": {"type": "stream_opened", "stream": "s", "node": "a", "used": MAX_START + 1}},
         HERE | {"t": "here", "life": None},
         {"t": "nothing"},
         {},
@@ -269,3 +305,16 @@ def test_messages_are_split_into_bounded_frames() -> None:
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
     assert len(list(encode_frames(relays, encode, 100))) == 100
+
+
+async def test_inventory_of_components_with_long_errors_fits_into_a_frame(tmp_path: Path) -> None:
+    messages: list[Any] = []
+    reporter, _ = make_reporter(SimpleNamespace(send_soon=messages.append))
+    for job in range(400):
+        component = Component("", f"{job}.1.0", JournalFolder(tmp_path))
+        component.fail("\N{CHEERING MEGAPHONE}" * MAX_TEXT_LENGTH)
+        reporter.add_component(component)
+    reporter.send_inventory(None, list)
+    (inventory,) = messages
+    assert len(encode_frame(from_agent, [inventory]).encode()) < MAX_AGENT_FRAME_SIZE
+    assert [status.error[:1] for status in inventory.components] == ["\N{CHEERING MEGAPHONE}"] * 400

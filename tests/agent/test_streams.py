@@ -39,9 +39,18 @@ class Site:
             node.name, node.host, node.phase, node.has_streams = f"n{index}", f"10.0.0.{index}", "running", index < 2
             node.runner = cast(RunnerConnection, runner)
         self.reported: list[Any] = []
-        uplink = SimpleNamespace(send_soon=lambda message, urgent: self.reported.append(message))
+        self.reads = True
+        uplink = SimpleNamespace(
+            send_soon=lambda message, urgent: self.reported.append(message), offer_message=self.offer
+        )
         reporter = SimpleNamespace(uplink=uplink, find_component=lambda token: {TOKEN: self.component}.get(token))
         self.streams = Streams(cast(Reporter, reporter), "north", interactive, max_streams=max_streams)
+
+    def offer(self, message: Any, _: str) -> bool:
+        """Report a message of a runner, unless the daemon does not read."""
+        if self.reads:
+            self.reported.append(message)
+        return self.reads
 
     def open(self, name: str = "s", **fields: Any) -> str:
         """Order a stream; return the reason for which the agent rejects it, empty if it does not."""
@@ -132,6 +141,17 @@ def test_agent_ends_the_streams_of_a_lost_runner_and_of_a_lost_daemon(tmp_path: 
 
 
 @pytest.mark.evidence("U19")
+def test_stream_to_a_daemon_that_does_not_read_ends(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.open()
+    site.reads = False
+    site.say(0, "stream_data", offset=0, data="eHh4")
+    site.say(0, "stream_data", offset=3, data="eHh4")
+    (end,) = site.reported
+    assert (end.type, end.error) == ("stream_end", "the daemon does not read what it is sent")
+    assert [message["type"] for message in site.runners[0].sent] == ["stream_open", "stream_end"]
+
+
 def test_stream_to_a_runner_that_does_not_read_ends(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.open()

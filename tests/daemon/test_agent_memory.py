@@ -79,6 +79,17 @@ async def test_epoch_is_raised_once_per_cluster(tmp_path: Path) -> None:
             assert await read_welcome(agent) == 6, "epochs of this daemon raise nothing"
 
 
+async def test_epoch_is_raised_when_the_database_is_available_again(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        daemon.engine.database.note_failure("engine", "the database is locked")
+        async with daemon.agent_of("north", make_known_daemon(7)) as agent:
+            assert not await read_welcome(agent)
+            assert agent.closed == "the database is locked; nothing was changed"
+        daemon.engine.database.note_success("engine")
+        async with daemon.agent_of("north", make_known_daemon(7)) as agent:
+            assert await read_welcome(agent) == 8
+
+
 async def test_job_numbers_are_raised_above_those_of_agents(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         jobs = daemon.jobs

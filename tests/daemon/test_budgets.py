@@ -1,12 +1,15 @@
 """Budgets of clusters: a site that floods the daemon is served slowly, other sites and users as before."""
 
 import asyncio
+import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from koalapy.daemon.agents import budgets
+from koalapy.daemon.agents import agent_messages, budgets
 from koalapy.daemon.agents.budgets import ALLOWANCES, NO_CLUSTER, Budgets, Use, count_messages
 from koalapy.model.alert import AlertKind
 from koalapy.model.job import ComponentState
@@ -75,6 +78,31 @@ async def test_frame_of_cluster_beyond_its_budget_waits_before_it_is_parsed(tmp_
         assert loop_time() - began >= 4.9
 
 
+@pytest.mark.evidence("G12")
+async def test_handling_of_messages_counts_as_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = count(step=5.0)
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        await connect_agent(daemon, "north", north)
+        monkeypatch.setattr(agent_messages, "time", SimpleNamespace(time=time.time, thread_time=lambda: next(readings)))
+        north.say_to_daemon(wire.Confirmed(sequence=1))
+        await signals.until(lambda: daemon.sessions.budgets._debt("north", Use.PROCESSOR) > 0)
+
+
+@pytest.mark.evidence("G12")
+async def test_inventory_counts_as_the_open_commands_that_it_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = tuple(ComponentStatus(f"9.1.{index}.fa", ComponentState.RUNNING) for index in range(70))
+    spent: list[tuple[str, Use, float]] = []
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        await connect_agent(daemon, "north", north)
+        north.say_to_daemon(Inventory(unknown))
+        await signals.until(lambda: daemon.engine.outbox.count_open("north") == 70)
+        monkeypatch.setattr(daemon.sessions.budgets, "spend", lambda *use: spent.append(use))
+        north.say_to_daemon(Inventory(()))
+        await signals.until(lambda: ("north", Use.MESSAGES, 70) in spent)
+
+
 async def test_busy_site_within_budget_is_not_delayed(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         await connect_agent(daemon, "north", north)
@@ -109,8 +137,8 @@ async def test_flooding_agent_fills_no_log_and_raises_alert(tmp_path: Path) -> N
 async def test_alert_of_flooding_agent_lasts_from_first_to_last_overrun() -> None:
     now = 0.0
     all_budgets = Budgets(lambda: now)
-    for time in (10.0, 30.0, 50.0):
-        now = time
+    for overrun_at in (10.0, 30.0, 50.0):
+        now = overrun_at
         all_budgets.spend("north", Use.LOG_LINES, 1000)
         assert not all_budgets.try_to_spend("north", Use.LOG_LINES)
     now = 50.0 + budgets.OVERRUN_END_S
@@ -156,7 +184,8 @@ async def test_debt_of_cluster_is_bounded() -> None:
 def test_message_count_follows_the_work() -> None:
     question = wire.Ask(ident="1", what="stat", payload={})
     inventory = Inventory(tuple(ComponentStatus(f"9.1.{index}", ComponentState.WAITING) for index in range(30)))
-    assert count_messages([question, inventory, wire.Output(token="9.1.0", offset=0, data="")]) == 20 + 200 + 30
+    output, relay = wire.Output(token="9.1.0", offset=0, data=""), wire.RelayState(ready=True)
+    assert count_messages([question, inventory, output, relay]) == 20 + 200 + 30 + 20
 
 
 def test_allowances_are_those_of_the_threat_model() -> None:

@@ -16,7 +16,7 @@ from koalapy.daemon.agents import hub
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, compare_versions
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
+from koalapy.daemon.agents.session import MAX_QUEUED, MAX_UNREAD, Session, Sessions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
@@ -372,6 +372,40 @@ async def test_hub_with_unread_frames_does_not_count_silence() -> None:
     async with asyncio.timeout(DEADLINE):
         await silent
     listening.cancel()
+
+
+async def test_later_inventory_replaces_queued_commands() -> None:
+    session = make_session(agent := Agent(), max_unread=500)
+    stops = [{"type": "stop", "id": ident} for ident in range(3)]
+    session.start_sending(stops)
+    assert session.offer_message(wire.StreamEnd(stream="s"))
+    session.start_sending(stops[1:])
+    sending = asyncio.create_task(session.send_queued())
+    await signals.until(lambda: agent.heard)
+    sending.cancel()
+    assert [message.get("id", message["type"]) for message in agent.heard] == ["stream_end", 1, 2]
+
+
+async def test_agent_that_reads_nothing_counts_as_silent() -> None:
+    session = make_session(Agent(), max_unread=500)
+    session.start_sending({"type": "stop", "id": ident} for ident in range(MAX_QUEUED + 1))
+    assert await session.wait_until_silent(10.0) == "does not read what it is sent"
+    assert session.silence == 0.0
+
+
+async def test_agents_that_read_nothing_do_not_delay_the_end_of_the_daemon() -> None:
+    class HangingAgent(Agent):
+        async def close(self, reason: str) -> None:
+            await super().close(reason)
+            await asyncio.Event().wait()
+
+    sessions, agents = Sessions(lambda: 0.0), [HangingAgent(), HangingAgent(), Agent()]
+    for index, agent in enumerate(agents):
+        hello = wire.Hello(cluster=f"c{index}", version="1", lrm="slurm", host="head", pid=1)
+        sessions.add(Session(hello.cluster, agent, hello))
+    async with asyncio.timeout(DEADLINE):
+        await sessions.close()
+    assert [agent.closed for agent in agents] == ["the daemon is shutting down"] * 3
 
 
 def make_session(agent: Agent, max_unread: int) -> Session:

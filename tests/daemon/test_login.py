@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from koalapy.daemon.auth.login import MAX_LOGINS, LoginRejected, LoginRules, Logins
 from koalapy.model.errors import StoreUnavailable
@@ -58,7 +59,13 @@ class Maker:
 class Daemon:
     def __init__(self, rules: LoginRules = RULES) -> None:
         self.maker, self.now = Maker(), 0.0
-        self.logins = Logins(rules, self.maker, clock=lambda: 1000.0, monotonic=lambda: self.now)
+        self.logged: list[str] = []
+        self.logins = Logins(rules, self.maker, lambda: 1000.0, lambda: self.now, may_log=self.may_log)
+
+    def may_log(self, cluster: str) -> bool:
+        """Allow one log line about each cluster."""
+        self.logged.append(cluster)
+        return self.logged.count(cluster) == 1
 
     async def request_login(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
         """Return the user and role of a login, or the reason for its rejection."""
@@ -116,6 +123,15 @@ async def test_login_of_unmapped_account_is_rejected(cluster: str, account: str,
     assert str(await daemon.request_login(cluster, account, uid)).startswith(reason)
     assert daemon.maker.tokens == []
     assert daemon.logins._by_account._full_at == {}, "nothing is kept of who is refused"
+
+
+@pytest.mark.evidence("G12")
+async def test_rejected_logins_are_logged_within_the_budget_of_the_cluster() -> None:
+    daemon = Daemon()
+    with capture_logs() as lines:
+        for cluster in ("north", "south", "north", "south"):
+            await daemon.request_login(cluster, "mallory")
+    assert [line["cluster"] for line in lines] == ["north", "south"]
 
 
 @pytest.mark.evidence("G7", "C2")
@@ -202,10 +218,10 @@ async def test_login_outdated_by_configuration_is_revoked() -> None:
     assert all(token.revoked_at is None for token in daemon.maker.tokens)
     people = {"alice": User({"north": "alice"}), "boss": User({"south": "boss"}, Role.OPERATOR)}
     refused = replace(RULES, refused={"north": ["carol"]})
-    await Logins(refused, daemon.maker, clock=time.time).revoke_outdated()
+    await Logins(refused, daemon.maker, time.time, may_log=daemon.may_log).revoke_outdated()
     assert [t.user for t in daemon.maker.tokens if t.revoked_at is not None] == ["carol@north"]
     rules = replace(RULES, users=Users(people), domains={"mine": Domain("own", "dave")})
-    await Logins(rules, daemon.maker, clock=time.time).revoke_outdated()
+    await Logins(rules, daemon.maker, time.time, may_log=daemon.may_log).revoke_outdated()
     assert [t.user for t in daemon.maker.tokens if t.revoked_at is None] == ["alice", "alice", "alice"]
 
 

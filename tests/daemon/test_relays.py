@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from koalapy.config.settings import Settings
 from koalapy.daemon.agents.wire import plan_nodes
 from koalapy.daemon.alerts.daemon_checks import check_relays
 from koalapy.daemon.core import check_settings
+from koalapy.daemon.network import relays
 from koalapy.daemon.network.relays import JobRelay, Relays
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
@@ -30,6 +32,7 @@ from koalapy.relay.attempts import Attempt as RelayAttempt
 from koalapy.relay.attempts import Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 from koalapy.runner.relay_links import node_ports
+from tests.certificates import CertificateAuthority
 from tests.memory_stores import memory_stores
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, poll, until
@@ -67,6 +70,7 @@ class Side:
             nodes_of,
             lambda cluster, message: self.sent.append((cluster, message)),
             lambda _: self.paths,
+            may_log=lambda cluster: cluster != "south",
             **options,
         )
         for cluster in PAIR:
@@ -266,12 +270,33 @@ async def test_attempt_has_at_most_the_streams_that_its_ranks_need(hub: FakeRela
         assert {(offer.head_entry(name) or {})["streams"] for name in PAIR} == {limit}
 
 
-async def test_site_with_an_unreadable_certificate_is_not_ready(hub: FakeRelay) -> None:
+@pytest.mark.parametrize("copies", [0, 1, 2])
+async def test_site_is_ready_with_one_readable_certificate(hub: FakeRelay, tmp_path: Path, copies: int) -> None:
+    certificate = CertificateAuthority(tmp_path).issue().certificate.read_text()
     async with connected_side(hub) as side:
-        side.relays.set_state("north", RelayState(ready=True, certificate="no certificate"))
-        assert not side.relays.is_ready("north")
-        assert "cannot be read" in side.relays.site_problems()["north"]
-        assert side.plan() is None
+        side.relays.set_state("north", RelayState(ready=True, certificate=certificate * copies or "no certificate"))
+        assert side.relays.is_ready("north") is (copies == 1)
+        assert ("cannot be read" in side.relays.site_problems().get("north", "")) is (copies != 1)
+        assert (side.plan() is None) is (copies != 1)
+
+
+@pytest.mark.evidence("G12")
+def test_changes_of_relays_are_logged_within_the_budget_of_the_cluster() -> None:
+    side = Side(None)
+    with capture_logs() as lines:
+        for cluster in PAIR:
+            side.relays.set_state(cluster, ABSENT)
+    assert [line["cluster"] for line in lines] == ["north"], "that of south is spent"
+
+
+def test_unchanged_certificate_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side, state = Side(None), RelayState(ready=True, certificate=CertificateAuthority(tmp_path).file.read_text())
+    side.relays.set_state("north", state)
+    monkeypatch.delattr(relays, "pinned_context")
+    side.relays.set_state("north", state.model_copy(update={"ready": False}))
+    assert side.relays.state_of("north") == state.model_copy(update={"ready": False})
+    with pytest.raises(NameError):
+        side.relays.set_state("south", state)
 
 
 async def test_lost_attempt_is_reported_to_the_agents_that_have_relays(hub: FakeRelay) -> None:
@@ -302,7 +327,7 @@ async def test_metrics_of_the_hub_are_read_while_it_answers(hub: FakeRelay) -> N
     async with connected_side(hub) as side:
         await instruments.read_hub(side.relays.read_hub_metrics)
         assert instruments.hub == {"koala_relay_streams": 1.0}
-    await instruments.read_hub(Relays(None, {}, b"", nodes_of).read_hub_metrics)
+    await instruments.read_hub(Relays(None, {}, b"", nodes_of, may_log=bool).read_hub_metrics)
     assert instruments.hub == {}
 
 

@@ -265,9 +265,11 @@ class Barrier:
             case "stream":
                 self._streams.receive_from_runner(runner, message["message"])
             case "relay_used":
-                component.relayed = tuple((str(first), str(second)) for first, second in message["pairs"])
+                relay = (component.plan or {}).get("relay") or {}
+                offered = {(first, second) for first, second, _ in relay.get("pairs", ())}
+                component.relayed = tuple(sorted(offered.intersection(message["pairs"])))
                 if (unreached := message["unreached"]) is not None:
-                    component.unreached = tuple((str(first), str(second)) for first, second in unreached)
+                    component.unreached = tuple(sorted(offered.intersection(unreached)))
                 self._reporter.publish_status(component)
             case "relay":
                 self._pass_on(component, runner, message)
@@ -366,7 +368,8 @@ class Barrier:
             )
             self._report_undelivered(instance, message, "the receiver belongs to another attempt")
         elif elsewhere:
-            self._reporter.uplink.send_soon(message, urgent=True)
+            if not self._reporter.uplink.offer_message(message, message.sender):
+                self._report_undelivered(instance, message, "the daemon does not read what it is sent")
         elif node is None or node.runner is None:
             has_ended = node is None or node.result is not None
             reason = f"node {message.node} of {message.token} has no runner"
@@ -392,7 +395,7 @@ class Barrier:
                 sender=message.token,
                 sender_node=message.node,
             )
-            self._reporter.uplink.send_soon(back, urgent=True)
+            self._reporter.uplink.offer_message(back, back.sender)
 
     @staticmethod
     def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:

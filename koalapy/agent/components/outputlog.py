@@ -16,6 +16,8 @@ from pathlib import Path
 import structlog
 
 from koalapy.agent.core.spool import open_regular, read_regular
+from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.protocol.messages import MAX_START
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
@@ -100,10 +102,12 @@ class Segments:
             part, data = data[:MAX_FRAME_SIZE], data[MAX_FRAME_SIZE:]
             self._append_data(node, part)
 
-    def skip_bytes(self, node: int, size: int) -> None:
-        """Advance the stream over lost bytes of a node."""
+    def skip_bytes(self, node: int, size: int) -> int:
+        """Advance the stream over lost bytes of a node, at most to ``MAX_START``. Return their number."""
+        size = max(0, min(size, MAX_START - self.total))
         self.received[node] += size
         self.total += size
+        return size
 
     def read_bytes(self, offset: int, size: int) -> tuple[int, bytes]:
         """Return offset and bytes at an offset, or at the next available one; (``total``, nothing) at the end."""
@@ -201,7 +205,7 @@ def _state(frames: list[tuple[int, bytes, int]], count: int, start: int) -> list
         return None
     if not isinstance(state, list) or len(state) != count or not all(type(n) is int and n >= 0 for n in state):
         return None
-    return state if sum(state) == start else None
+    return state if sum(state) == start <= MAX_START else None
 
 
 def _write(path: Path, offset: int, data: bytes) -> None:
@@ -319,9 +323,7 @@ class OutputLog:
     def accept_stream(self, node: int, start: int) -> int:
         """Start or resume a node's stream, which its runner holds from ``start`` on. Return the next offset."""
         self._buffered[node] = b""
-        lost = start - self.kept_bytes(node)
-        if lost > 0:
-            self._stored.skip_bytes(node, lost)
+        if lost := self._stored.skip_bytes(node, start - self.kept_bytes(node)):
             self._report_loss(f"{lost} bytes of node {node}: they are not in {self._folder} any more")
         return self.kept_bytes(node)
 
@@ -414,8 +416,9 @@ class OutputLog:
         self.error = f"cannot write below {self._folder}: {error.strerror or error}"
 
     def _report_loss(self, loss: str) -> None:
-        """Add a loss to the description of lost output."""
-        self.missing = f"{self.missing}; {loss}" if self.missing else loss
+        """Add a loss to the description of lost output, unless that is as long as the daemon accepts."""
+        if len(self.missing) < MAX_TEXT_LENGTH:
+            self.missing = f"{self.missing}; {loss}" if self.missing else loss
 
     # To the daemon
 
@@ -450,9 +453,7 @@ class OutputLog:
 
     def acknowledge_to(self, offset: int) -> None:
         """Record that the daemon has everything before ``offset``, or knows that it is lost."""
-        if offset > self.total:
-            lost = offset - self.total
-            self._stored.skip_bytes(self._agent_index, lost)
+        if lost := self._stored.skip_bytes(self._agent_index, offset - self.total):
             self._report_loss(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False

@@ -69,7 +69,10 @@ class Streams:
         stream = self._open.get(message.stream)
         if stream is None or stream.runner is not runner:
             return
-        self._reporter.uplink.send_soon(message, urgent=True)
+        if not self._reporter.uplink.offer_message(message, stream.component.token):
+            self._send_to_runner(runner, wire.StreamEnd(stream=message.stream))
+            message = wire.StreamEnd(stream=message.stream, error="the daemon does not read what it is sent")
+            self._reporter.uplink.send_soon(message, urgent=True)
         if isinstance(message, wire.StreamEnd):
             self._forget_stream(message.stream, message.error or f"exit code {message.code}")
 

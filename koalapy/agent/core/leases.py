@@ -122,7 +122,9 @@ class Leases:
             warning = (component.plan or {}).get("lease_warning")
             if warning is not None:
                 component.grace = Grace.start_now(warning["signal"], warning["grace"])
-            component.fail(f"its lease is over: the daemon was silent for {lease:g} s")
+            component.fail(reason := f"its lease is over: the daemon was silent for {lease:g} s")
+            if not component.error:  # its program has succeeded, but runners of other nodes are connected
+                component.stop = reason
             self._reporter.publish_status(component)
             self._end(component)
 

@@ -44,6 +44,8 @@ RESEND_INTERVAL = 10.0
 DELIVERY_TIMEOUT = 300.0
 """Seconds for which a connected daemon may acknowledge nothing of an ended component's output."""
 EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
+MAX_INVENTORY_TEXT = 4 * 1024 * 1024
+"""Characters of all texts of components in an inventory, which must fit into one frame."""
 CHECK_TIMEOUT = 10.0
 """Seconds that a disk may take to report its free space."""
 
@@ -136,7 +138,7 @@ class Reporter:
         for component in components_of_daemon if not self._has_sent_inventory else ():
             component.output.restart_sending()
         self._has_sent_inventory = True
-        statuses = [self._reported_status(c) for c in components_of_daemon]
+        statuses = _shorten_texts([self._reported_status(c) for c in components_of_daemon])
         components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
         self.uplink.send_soon(Inventory(components, whole=snapshot is not None, stages=tuple(stages())))
         self._reported = None
@@ -289,6 +291,14 @@ class Reporter:
             component = self.components.get(job.name)
             if job.name.startswith(prefix) and (component is None or component.user == job.user):
                 yield job
+
+
+def _shorten_texts(statuses: list[ComponentStatus]) -> list[ComponentStatus]:
+    """Return statuses with texts that fit into one frame: programs and runners determine most of them."""
+    if sum(len(s.error) + len(s.missing) + len(s.pending) for s in statuses) <= MAX_INVENTORY_TEXT:
+        return statuses
+    size = MAX_INVENTORY_TEXT // (3 * len(statuses))
+    return [replace(s, error=s.error[:size], missing=s.missing[:size], pending=s.pending[:size]) for s in statuses]
 
 
 @dataclass(eq=False, slots=True)

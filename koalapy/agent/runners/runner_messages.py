@@ -21,7 +21,7 @@ from koalapy.model.bounds import (
 )
 from koalapy.model.reports import MAX_RELAYED_PAIRS, NamedPair
 from koalapy.model.wording import escape_surrogates
-from koalapy.protocol.messages import StreamFromNode
+from koalapy.protocol.messages import Start, StreamFromNode
 from koalapy.runner.session import NONCE_SIZE
 
 
@@ -49,7 +49,7 @@ class Here(RunnerMessage):
     name: Name
     phase: Literal["waiting", "opened", "running", "ending", "ended"]
     lrm_job: Name = ""
-    start: Bytes = 0
+    start: Start = 0
     """Offset at which its output begins."""
     warned: bool = False
     streams: bool = False

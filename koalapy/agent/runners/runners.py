@@ -35,6 +35,8 @@ MAX_HELLO_LENGTH = 8 * 1024
 """Maximum bytes of a line before authentication."""
 MAX_LINE_LENGTH = 4 * 1024 * 1024
 """Maximum bytes of a line: the address list of a large gang is the longest."""
+MAX_UNSENT = 4 * MAX_LINE_LENGTH
+"""Bytes that may wait for a runner that does not read, before its connection is closed."""
 HELLO_TIMEOUT = 30.0
 """Seconds to authenticate."""
 INTRODUCTION_TIMEOUT = 2.0
@@ -195,7 +197,12 @@ class RunnerConnection(asyncio.Protocol):
         self.send_line(encode_line(message))
 
     def send_line(self, line: Line) -> None:
-        if self._transport is not None:
+        """Send a line. Close the connection instead if too much waits to be sent."""
+        if self.unsent_bytes > MAX_UNSENT:
+            error = f"node {self.node} of {self.component} does not read what it is sent"
+            log.warning("runner disconnected", action="runner-message-invalid", error=error)
+            self.close()
+        elif self._transport is not None:
             self._transport.write(line.ended if self._session is None else self._session.seal(line))
 
     def close(self) -> None:

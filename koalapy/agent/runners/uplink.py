@@ -6,6 +6,7 @@ It reconnects after every break, and sends messages in order and in batches.
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
 """Messages."""
+MAX_UNREAD = 16 * 1024 * 1024
+"""Characters of droppable messages of one component that wait for a daemon to read them."""
 OPEN_TIMEOUT = 10.0
 """Seconds for a daemon to accept a connection."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
@@ -60,6 +63,8 @@ class Uplink:
         """The addresses of all daemons, and the index of the present or next one."""
         self._token, self._hello = token, hello
         self._queue: list[wire.FromAgent] = []
+        self._offered: Counter[str] = Counter()
+        """Characters of droppable messages that are queued or being sent, by the sending component."""
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self.online = asyncio.Event()
@@ -79,6 +84,15 @@ class Uplink:
         self._wake.set()
         if urgent or len(self._queue) >= BATCH_SIZE:
             self._full.set()
+
+    def offer_message(self, message: wire.FromAgent, sender: str) -> bool:
+        """Queue a message of a component's runner that may be dropped. Return False if too much of it waits already."""
+        size = len(encode_frame(wire.from_agent, [message])) if self.online.is_set() else 0
+        if self._offered[sender] + size > MAX_UNREAD:
+            return False
+        self._offered[sender] += size
+        self.send_soon(message, urgent=True)
+        return True
 
     async def keep_connected(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
         """Stay connected until cancelled; call ``lost`` after every break."""
@@ -105,6 +119,7 @@ class Uplink:
             finally:
                 self.online.clear()
                 self._queue.clear()
+                self._offered.clear()
                 lost()
             if self._welcomed:  # back off while the daemon rejects the agent
                 pause, failures = MIN_RECONNECT_PAUSE, 0
@@ -162,11 +177,13 @@ class Uplink:
             self._wake.clear()
             self._full.clear()
             batch, self._queue = self._queue, []
+            sending = self._offered.copy()
             if batch:
                 if self._synced is not None:
                     await self._synced()
                 for frame in encode_frames(batch, partial(encode_frame, wire.from_agent)):
                     await socket.send(frame)
+            self._offered -= sending
 
 
 def _reason(error: Exception, url: str) -> str:

@@ -4,12 +4,13 @@ import asyncio
 import base64
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
 import structlog
 
+from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.agents.streams import Streams
@@ -107,7 +108,7 @@ class AgentMessages:
         self._engine, self._queries, self._outputs, self._sessions = engine, engine.queries, outputs, sessions
         self._feedback, self._logins, self._audit = feedback, logins, audit
         self._tasks: defaultdict[ClusterName, BackgroundTasks] = defaultdict(BackgroundTasks)
-        self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
+        self._handlers: dict[type, Callable[[Session, Any], None]] = {
             Inventory: self._handle_inventory,
             ClusterReport: self._handle_report,
             ComponentStatus: self._handle_report,
@@ -131,15 +132,16 @@ class AgentMessages:
         for kind, same in groupby(messages, type):
             if kind is Output:
                 await self._store_output(session, [message for message in same if isinstance(message, Output)])
-                continue
-            for message in same:
-                handler = self._handlers.get(kind)
-                waits = handler(session, message) if handler else None
-                if waits is not None:
-                    await waits
+            elif (handler := self._handlers.get(kind)) is not None:
+                began = time.thread_time()
+                for message in same:
+                    handler(session, message)
+                self._sessions.budgets.spend(session.cluster, Use.PROCESSOR, time.thread_time() - began)
 
     def _handle_inventory(self, session: Session, inventory: Inventory) -> None:
         """Pass an agent's inventory to the scheduler; once that is stored, start to send the agent its commands."""
+        open_commands = self._engine.outbox.count_open(session.cluster)
+        self._sessions.budgets.spend(session.cluster, Use.MESSAGES, open_commands)
         spoiled = [event for stage in inventory.stages for event in self._note_transfers(session, stage)]
         if spoiled:
             self._engine.post(WorkItem(events=tuple(spoiled)))

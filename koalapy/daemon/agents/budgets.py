@@ -11,16 +11,18 @@ from enum import StrEnum
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import Ask, FromAgent, Output, StreamCredit, StreamData
+from koalapy.protocol.messages import Ask, FromAgent, Output, RelayState, StreamCredit, StreamData
 
 MAX_PAUSE_S = 10.0
 """Less than the time after which an agent gives up a connection that does not answer its pings."""
 MAX_DEBT_S = 60.0
 """Most seconds for which a cluster can be beyond its budget after it stops sending."""
 QUESTION_WEIGHT = 20
-"""Messages as which a question to another site counts, since that site must answer it."""
+"""Messages as which a question to another site counts, since that site must answer it, and the state of a relay, since
+its certificate is checked."""
 INVENTORY_WEIGHT = 200
-"""Messages as which an inventory without entries counts: all jobs are compared with it, and all open commands sent."""
+"""Messages as which an inventory without entries counts: all jobs are compared with it. Open commands, which are sent
+again, count in addition."""
 NOTICED_PAUSE_S = 1.0
 """Pauses longer than this, and everything that is left out, are reported to operators."""
 OVERRUN_END_S = 30.0
@@ -71,7 +73,7 @@ def count_messages(messages: Iterable[FromAgent]) -> int:
 def _weigh_message(message: FromAgent) -> int:
     if isinstance(message, Inventory):
         return INVENTORY_WEIGHT + len(message.components) + len(message.stages)
-    if isinstance(message, Ask):
+    if isinstance(message, Ask | RelayState):
         return QUESTION_WEIGHT
     return 0 if isinstance(message, Output | StreamData | StreamCredit) else 1
 

@@ -244,10 +244,10 @@ class Hub:
         self._tasks.spawn(session.connection.close(reason))
 
     async def _disconnect_when_silent(self, session: Session) -> None:
-        """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""
-        await session.wait_until_silent(self._timeout)
+        """Disconnect the agent once it stops answering or reading: it may be stopped, or its host unreachable."""
+        problem = await session.wait_until_silent(self._timeout)
         heard = self._engine.clock() - session.heard_ago
-        self._end_session(session, f"its agent has not answered for {session.silence:g} s", heard)
+        self._end_session(session, f"its agent {problem}", heard)
         self._hang_up(session, "no answer: connect again")
 
     async def _receive_messages(self, session: Session, frames: AsyncIterator[str]) -> None:
@@ -368,6 +368,11 @@ class AgentMemory:
                 f"the agent of {cluster} knows epoch {epoch}, and the daemon's is {daemon_epoch}: {MEMORY_HINT}"
             )
         self._raised_clusters.add(cluster)
+        try:
+            await self._engine.commit(WorkItem(epoch=epoch + 1))
+        except StoreUnavailable:
+            self._raised_clusters.discard(cluster)
+            raise
         log.warning(
             "the database is older than what an agent knows: it was restored from a backup",
             action="database-restored",
@@ -375,4 +380,3 @@ class AgentMemory:
             epoch=daemon_epoch,
             known=epoch,
         )
-        await self._engine.commit(WorkItem(epoch=epoch + 1))

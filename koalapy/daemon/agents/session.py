@@ -16,6 +16,10 @@ MAX_OVERSLEEP = 1.0
 """If a sleep takes this many seconds longer, the daemon itself was stopped and did not listen."""
 MAX_UNREAD = 64 * 1024 * 1024
 """Characters of droppable messages that wait for an agent to read them."""
+MAX_QUEUED = 50_000
+"""Messages that wait for an agent to read them, before it is disconnected; it gets its commands again."""
+CLOSE_TIMEOUT_S = 3.0
+"""Time that agents have to read the end of their connections when the daemon stops."""
 _sequence = count(1)
 
 
@@ -68,8 +72,12 @@ class Session:
         return f"process {self.hello.pid} on {self.hello.host}"
 
     def start_sending(self, messages: Iterable[Any]) -> None:
-        """Send ``messages`` and further commands, since the agent's inventory is applied."""
+        """Send ``messages`` and further commands, since the agent's inventory is applied.
+
+        They are all open commands, so they replace the queued ones, which alone are dictionaries.
+        """
         self.ready = True
+        self._queue = [message for message in self._queue if not isinstance(message, dict)]
         if self._awaited:
             self._send_probe(look=False)
         self.queue_messages(messages)
@@ -141,18 +149,24 @@ class Session:
         """Wake the tasks that wait for an answer of the agent."""
         self._heard.set()
 
-    async def wait_until_silent(self, timeout: float) -> None:
-        """Wait for the heartbeat timeout: ``timeout`` seconds without a message from the agent. Probe it in between."""
+    async def wait_until_silent(self, timeout: float) -> str:
+        """Wait for the heartbeat timeout: ``timeout`` seconds without a message from the agent. Probe it in between.
+
+        End earlier if it reads nothing. Return what it does not do.
+        """
         loop = asyncio.get_running_loop()
         pause = timeout / CHECKS_PER_TIMEOUT
         while self.silence < timeout:
             began = loop.time()
             await asyncio.sleep(pause)
+            if len(self._queue) > MAX_QUEUED:
+                return "does not read what it is sent"
             # Frames that arrived while the daemon was busy or stopped wait to be read.
             if self._busy or loop.time() - began > pause + MAX_OVERSLEEP:
                 continue
             self.silence += pause
             self._send_probe(look=False)
+        return f"has not answered for {self.silence:g} s"
 
     async def answers_probe(self, timeout: float) -> bool:
         """Probe the agent, and return whether it sends anything within ``timeout`` seconds."""
@@ -253,5 +267,10 @@ class Sessions:
         return session is not None and session.offer_message(message)
 
     async def close(self) -> None:
-        for session in list(self._sessions.values()):
-            await session.connection.close("the daemon is shutting down")
+        """Close all connections together. Those of agents that do not read end with the server."""
+        reason = "the daemon is shutting down"
+        closing = [asyncio.create_task(session.connection.close(reason)) for session in self._sessions.values()]
+        if closing:
+            _, unfinished = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
+            for task in unfinished:
+                task.cancel()

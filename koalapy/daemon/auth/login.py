@@ -118,8 +118,11 @@ class Logins:
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         audit: Audit | None = None,
+        *,
+        may_log: Callable[[ClusterName], bool],
     ) -> None:
-        self._audit = audit
+        """``may_log``: returns whether a log line about a cluster's agent is within its budget."""
+        self._audit, self._may_log = audit, may_log
         self._rules, self._tokens, self._clock, self._monotonic = rules, tokens, clock, monotonic
         self._by_cluster = Throttle(burst=500, interval=0.1)
         self._by_account = Throttle(burst=12, interval=5.0)
@@ -132,7 +135,9 @@ class Logins:
             error, hint = refusal.message, refusal.hint
         except KoalaError as failure:
             error, hint = failure.message, failure.hint or "try again later"
-        log.warning("login refused", action="login-refused", cluster=cluster, account=vouch.account[:100], error=error)
+        if self._may_log(cluster):
+            account = vouch.account[:100]
+            log.warning("login refused", action="login-refused", cluster=cluster, account=account, error=error)
         await self._record_login(cluster, None, vouch.account, REFUSED, error)
         return Vouched(ident=vouch.ident, error=error, hint=hint)
 

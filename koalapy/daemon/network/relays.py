@@ -81,12 +81,15 @@ class Relays:
         report: Callable[[RelayChanged], object] = lambda _: None,
         audit: Audit | None = None,
         instruments: Instruments | None = None,
+        *,
+        may_log: Callable[[ClusterName], bool],
     ) -> None:
         """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
         derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan. ``send``: sends a message
         to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed.
-        ``report``: reports to the scheduler that the relay of a site has changed."""
-        self._report, self._audit, self._instruments = report, audit, instruments
+        ``report``: reports to the scheduler that the relay of a site has changed. ``may_log``: returns whether a log
+        line about a cluster's agent is within its budget."""
+        self._report, self._audit, self._instruments, self._may_log = report, audit, instruments, may_log
         self._send, self._control, self._uses, self._secret, self._nodes_of = send, control, uses, secret, nodes_of
         self._find_paths = find_paths
         self._states: dict[ClusterName, RelayState] = {}
@@ -119,11 +122,13 @@ class Relays:
         """Record whether a site can be reached by relays; None: its agent has connected anew and reported nothing."""
         former = self._states.pop(cluster, None)
         if state is not None:
-            state = _check_certificate(state)
+            if former is None or state.certificate != former.certificate:
+                state = _check_certificate(state)
             self._states[cluster] = state
         if (current := state or former) is not None:
             self._report(RelayChanged(cluster, self.is_ready(cluster), current.relayed_only))
-        if state is not None and (former is None or former.ready != state.ready):
+        is_news = state is not None and (former is None or former.ready != state.ready)
+        if state is not None and is_news and self._may_log(cluster):
             log.info(
                 "the relay of a site has changed",
                 action="relay-site",
@@ -293,6 +298,8 @@ def _check_certificate(state: RelayState) -> RelayState:
     """Return the state, or one that is not ready if other heads could not read its certificate."""
     if state.certificate is not None:
         try:
+            if state.certificate.count("-----BEGIN") > 1:
+                raise ValueError("it holds several")  # it takes long to read many
             pinned_context(state.certificate)
         except (ssl.SSLError, ValueError) as error:
             reason = f"the certificate of its relay cannot be read: {error}"
