@@ -124,7 +124,8 @@ def test_jobs_that_end_after_the_planned_start_share_the_nodes_beside_it() -> No
     assert world.state(wide_job) is JobState.SUCCEEDED
 
 
-def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files(is_restarted: bool) -> None:
     from tests.scheduler.test_incremental import GRID, LINKS, with_input
 
     world = World(GRID, replace(PLANNED, claiming=ClaimingMode.INCREMENTAL), links=LINKS)
@@ -132,6 +133,10 @@ def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files() -> None:
     planned_job = world.submit(with_input(fixed(north=4)), walltime=100)
     world.advance(51)
     assert world.state(planned_job) is JobState.PLACED
+    if is_restarted:
+        world.restart()
+        for name in GRID:
+            world.connect(name)
     other_job = world.submit(fixed(north=4), walltime=1000)
     world.advance(20)
     assert [world.state(job) for job in (planned_job, other_job)] == [JobState.RUNNING, JobState.QUEUED]

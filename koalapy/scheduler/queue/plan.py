@@ -141,18 +141,25 @@ class Plan:
             self._estimates[alike] = learned
         return self._estimates[alike]
 
-    def restore(self, waiting: Iterable[Job]) -> None:
-        """Restore the plan of an earlier daemon run.
+    def restore(self, jobs: Iterable[Job]) -> None:
+        """Restore the plan of an earlier daemon run, for a waiting job or one that has yet to request its nodes.
 
         Its clusters are kept from jobs that would run beyond it, until it is renewed.
         """
-        for job in waiting:
+        for job in sorted(jobs, key=lambda job: job.placed_at or 0.0):
             planned = job.planned_start
-            if self._rules.plans_starts and planned is not None and planned.at is not None and planned.late is None:
+            if not self._rules.plans_starts or planned is None or planned.at is None or planned.late is not None:
+                continue
+            if not job.is_placed:
                 self.job = self._turns[job.spec.priority] = job.id
-                self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
-                self._limits = {name: 0 for name in planned.clusters if name in self._grid}
-                self._binds = self._bound_by(job)
+            else:
+                self._last_placed = job.id
+                if not unclaimed(job):
+                    continue
+                self._placed = job.id
+            self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
+            self._limits = {name: 0 for name in planned.clusters if name in self._grid}
+            self._binds = self._bound_by(job)
 
     @property
     def awaits_reports(self) -> bool:
