@@ -76,10 +76,10 @@ class HistoryStore:
         with self._database.reading() as connection:
             return [NodeUse(*row) for row in connection.execute(query)]
 
-    def charges(self, since: float) -> list[Charge]:
+    def charges(self, since: float, now: float) -> list[Charge]:
         """Return the use by user and day that fair share charges: the last attempts of ended jobs of users. Attempts
         lost by preemption or failures of the infrastructure are not charged, also if the job ends in its queue. Nor are
-        jobs in a reservation, since its owner is."""
+        jobs in a reservation, since its owner is. Ends after ``now``, by a clock that was ahead, count as now."""
         part, sibling, attempt = tables.components, tables.components.alias(), tables.attempts.c
         is_same = (sibling.c.job_id == _parts.job_id) & (sibling.c.generation == _parts.generation)
         failed = exists().where(is_same, sibling.c.infrastructure)
@@ -99,7 +99,7 @@ class HistoryStore:
             func.coalesce(_jobs.spec["reservation"].as_string(), "") == "",
         )
         rows = self._database.rows(query.group_by(_jobs.owner, day))
-        return [Charge(row["owner"], row["used"], row["at"]) for row in rows]
+        return [Charge(row["owner"], row["used"], min(row["at"], now)) for row in rows]
 
     def days(self, day_filter: DayFilter) -> dict[Key, Figures]:
         """Return the daily figures that match a filter, including those of deleted jobs."""

@@ -209,7 +209,7 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
     again = with_attempt(replace(restarted, state=JobState.SUCCEEDED), part(0, 12.0))
     assert restarted.attempt is not None
     stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, restarted.attempt)]))
-    assert sorted(stores.history.charges(9.0)) == [
+    assert sorted(stores.history.charges(9.0, 1e6)) == [
         Charge("alice", 60.0, 30.0),
         Charge("bob", 4.0, 12.0),
         Charge("cyd", 20.0, 20.0),
@@ -217,7 +217,9 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
         Charge("dan", 5.0, 20.0),
         Charge("gus", 20.0, 20.0),
     ]
-    assert sorted(stores.history.charges(25.0)) == [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
+    of_last = [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
+    assert sorted(stores.history.charges(25.0, 1e6)) == of_last
+    assert [charge.at for charge in sorted(stores.history.charges(25.0, 500.0))] == [30.0, 500.0]
 
 
 def test_planned_starts_are_the_newest_that_have_passed(open_stores: OpenAll) -> None:
