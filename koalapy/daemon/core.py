@@ -146,7 +146,7 @@ def collect_beginning(
             settings.limits_contact,
             tuple(stores.history.node_use(now - DAY, now)) if counts_hours else (),
             merge_weights(settings.fair_share, stores.share_weights.load()) if has_shares else None,
-            tuple(stores.history.charges(charged_since)) if has_shares else (),
+            tuple(stores.history.charges(charged_since, now)) if has_shares else (),
         ),
         {name: catalogue.good_sites(name) for name in sorted(file_names)},
         saved.jobs,

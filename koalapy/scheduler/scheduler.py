@@ -79,10 +79,11 @@ class Scheduler:
     ) -> None:
         """Load the jobs, scan counts and reservations of an earlier daemon run. All clusters start out of reach."""
         for reservation in reservations:
-            self._state.store_reservation(reservation)
+            self._state.store_reservation(replace(reservation, changed_at=min(reservation.changed_at, now)))
         for job in sorted(jobs, key=lambda job: job.queue_seq):
-            self._ledger.restore(job)
-            if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
+            correction = corrected(job, now, self._state.rules.restart_pause_max)
+            self._ledger.restore(correction)
+            if correction != job:
                 self._ledger.store_job(correction)
         self._contact.began = now
         self._link_paths.restore(now)

@@ -76,27 +76,30 @@ class HistoryStore:
         with self._database.reading() as connection:
             return [NodeUse(*row) for row in connection.execute(query)]
 
-    def charges(self, since: float) -> list[Charge]:
+    def charges(self, since: float, now: float) -> list[Charge]:
         """Return the use by user and day that fair share charges: the last attempts of ended jobs of users. Attempts
-        lost by preemption or failures of the infrastructure are not charged. Nor are jobs in a reservation, since its
-        owner is."""
-        part, sibling = tables.components, tables.components.alias()
+        lost by preemption or failures of the infrastructure are not charged, also if the job ends in its queue. Nor are
+        jobs in a reservation, since its owner is. Ends after ``now``, by a clock that was ahead, count as now."""
+        part, sibling, attempt = tables.components, tables.components.alias(), tables.attempts.c
         is_same = (sibling.c.job_id == _parts.job_id) & (sibling.c.generation == _parts.generation)
         failed = exists().where(is_same, sibling.c.infrastructure)
         day, nodes = cast(_parts.ended_at / DAY, Integer), _parts.size * _parts.node_part
         used = func.sum(nodes * (_parts.ended_at - _parts.claimed_at)).label("used")
         query = select(_jobs.owner, func.max(_parts.ended_at).label("at"), used)
-        query = query.join_from(part, tables.jobs, _jobs.id == _parts.job_id).where(
+        query = query.join_from(part, tables.jobs, _jobs.id == _parts.job_id)
+        of_attempt = (attempt.job_id == _parts.job_id) & (attempt.generation == _parts.generation)
+        query = query.join(tables.attempts, of_attempt).where(
             _parts.ended_at > since,
             _parts.claimed_at < _parts.ended_at,
             THEIRS_ARE_USERS,
             _jobs.state.in_(_FINAL),
             _parts.generation == _jobs.generation,
+            func.coalesce(attempt.ended_at, 0.0) >= func.coalesce(_jobs.ended_at, 0.0),
             ~failed,
             func.coalesce(_jobs.spec["reservation"].as_string(), "") == "",
         )
         rows = self._database.rows(query.group_by(_jobs.owner, day))
-        return [Charge(row["owner"], row["used"], row["at"]) for row in rows]
+        return [Charge(row["owner"], row["used"], min(row["at"], now)) for row in rows]
 
     def days(self, day_filter: DayFilter) -> dict[Key, Figures]:
         """Return the daily figures that match a filter, including those of deleted jobs."""

@@ -131,10 +131,9 @@ def _has_conditions(job_filter: JobFilter) -> bool:
     """Return whether jobs of the only source must still be checked against the filter."""
     has_only_most = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
     has_times = job_filter.since is not None or job_filter.until is not None
+    has_field = bool(job_filter.states) or job_filter.min_restarts > 0 or any(getattr(job_filter, n) for n in EQUAL)
     has_ends = job_filter.ended_since is not None or job_filter.ended_until is not None
-    is_one_field = job_filter.array is None or not (
-        has_times or job_filter.states or job_filter.owner or job_filter.name
-    )
+    is_one_field = job_filter.array is None or not (has_times or has_field)
     has_sizes = job_filter.min_size > 0 or job_filter.max_size is not None
     return bool(job_filter.cluster or job_filter.texts) or has_ends or has_only_most or has_sizes or not is_one_field
 

@@ -189,6 +189,8 @@ attempts = Table(
     Column("start_estimate", Float),
     Column("claim_at", Float),
     Column("nonce", Plain(32), nullable=False, server_default=""),
+    Column("streams", BigInteger, nullable=False, server_default="0"),
+    Column("relayed", JSON, nullable=False, server_default="[]"),
 )
 
 components = Table(

@@ -15,9 +15,13 @@ from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.limits import DAY, Charge, FairShareSettings, ShareLine
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.reservation import Reservation, ReservationState, ReservedPart
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import ReservationChanged, WeightChanged
 from koalapy.scheduler.fair_share import FairShares
+from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import moment_of
 from koalapy.simulation.record.format import People
@@ -210,6 +214,30 @@ def test_restored_reservation_is_charged_as_before() -> None:
     for reservation in (ended, kept, failed):
         shares.store_reservation(reservation)
     assert shares.standing("ann", now)[0] == pytest.approx(4 * HOUR + 4 * 2 * HOUR, rel=0.03)
+
+
+@pytest.mark.parametrize("ahead", [0.0, DAY])
+def test_use_counts_from_the_restart_of_a_clock_that_was_ahead(ahead: float) -> None:
+    world = World({"north": 8}, FAIR, shares=(FairShareSettings(),), now=10 * DAY)
+    job = submit(world, "ann", 4, run_time=HOUR)
+    world.advance(60)
+    world.now -= ahead
+    world.restart()
+    world.connect("north")
+    seconds_ahead = HOUR + (0.0 if ahead else 60.0)
+    assert shares_of(world).standing("ann", world.now)[0] == pytest.approx(4 * seconds_ahead)
+    world.cancel(job)
+    world.settle()
+    assert shares_of(world).standing("ann", world.now)[0] == pytest.approx(node_hours(world, "ann") * HOUR)
+
+
+def test_restored_reservation_that_ended_by_a_clock_ahead_is_charged_until_now() -> None:
+    shares = FairShares()
+    state = SchedulerState(FAIR, builtin_policies(), [], owner_use=OwnerUse(None, shares=shares))
+    parts, ended = (ReservedPart("north", 4),), ReservationState.OVER
+    reservation = Reservation(1, "lecture", "koala-1", "ann", 0.0, 400 * DAY, parts, 365 * DAY, (), ended)
+    Scheduler(state, str).restore([], DAY, reservations=[reservation])
+    assert line_of(shares, DAY, user="ann").node_hours == pytest.approx(4 * 24)
 
 
 # Groups

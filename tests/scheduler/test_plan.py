@@ -124,7 +124,8 @@ def test_jobs_that_end_after_the_planned_start_share_the_nodes_beside_it() -> No
     assert world.state(wide_job) is JobState.SUCCEEDED
 
 
-def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files(is_restarted: bool) -> None:
     from tests.scheduler.test_incremental import GRID, LINKS, with_input
 
     world = World(GRID, replace(PLANNED, claiming=ClaimingMode.INCREMENTAL), links=LINKS)
@@ -132,9 +133,34 @@ def test_nodes_of_planned_job_are_kept_while_it_awaits_its_files() -> None:
     planned_job = world.submit(with_input(fixed(north=4)), walltime=100)
     world.advance(51)
     assert world.state(planned_job) is JobState.PLACED
+    if is_restarted:
+        world.restart()
+        for name in GRID:
+            world.connect(name)
     other_job = world.submit(fixed(north=4), walltime=1000)
     world.advance(20)
     assert [world.state(job) for job in (planned_job, other_job)] == [JobState.RUNNING, JobState.QUEUED]
+
+
+@pytest.mark.parametrize(("transfer_s", "state"), [(300, JobState.PLACED), (600, JobState.QUEUED)])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_time_until_the_planned_start_includes_the_transfer_of_files(
+    transfer_s: int, state: JobState, is_restarted: bool
+) -> None:
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, PLANNED, links=LINKS)
+    world.submit(fixed(north=3), run_time=1000, walltime=1000)
+    world.submit(fixed(north=1), run_time=30, walltime=60)
+    wide_job = world.submit(fixed(north=4), walltime=100)
+    short_job = world.submit(with_input(fixed(north=1), size=100 * transfer_s), walltime=500)
+    assert world.state(short_job) is JobState.QUEUED
+    if is_restarted:
+        world.restart()
+        for name in GRID:
+            world.connect(name)
+    world.advance(40)
+    assert (world.queries.planned_job, world.state(short_job)) == (wide_job, state)
 
 
 def test_only_jobs_with_a_walltime_use_nodes_of_a_start_that_is_late() -> None:

@@ -10,6 +10,7 @@ from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.scheduler.attempts.contact import RETURN_TIME
 from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS
 from koalapy.scheduler.effects import UnstageComponent
 from koalapy.scheduler.event_handler import MAX_MISSING_FILES
@@ -256,21 +257,35 @@ def test_transfer_continues_during_daemon_restart() -> None:
     assert world.staging_commands(job) == [("Stage", "north", "1.1.0")], "the transfer was not ordered again"
 
 
+@pytest.mark.parametrize("away_s", [1, 8])
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
-def test_claim_after_daemon_restart_waits_for_cluster(slowdown: float) -> None:
+def test_claim_after_daemon_restart_waits_for_cluster(slowdown: float, away_s: float) -> None:
     """A daemon restarted at the start time must not discard the transfers while clusters are disconnected."""
     world = create_world(Rules(claiming=ClaimingMode.INCREMENTAL, claim_factor=0.95))
     world.transfer_slowdown = slowdown
     job = world.submit(fixed(north=2))
     world.advance(15.1)
     world.restart()
-    world.advance(1)
+    world.advance(away_s)
     for name in GRID:
         world.connect(name)
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).generation == 1
     check_nothing_remains(world)
+
+
+def test_claim_after_daemon_restart_does_not_count_without_cluster_report() -> None:
+    world = create_world()
+    job = world.submit(fixed(north=2), max_claiming_tries=1)
+    world.advance(5)
+    world.restart()
+    world.sites["north"].connect()
+    world.deliver("north", 1)
+    assert world.queries.grid["north"].is_open
+    world.now += RETURN_TIME
+    world.step()
+    assert (world.state(job), world.job(job).claiming_tries) == (JobState.QUEUED, 0)
 
 
 def test_transfer_lost_by_agent_is_ordered_again() -> None:

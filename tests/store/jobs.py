@@ -47,6 +47,8 @@ def make_running_job(ident: int, generation: int = 1) -> Job:
         launched_at=3.0,
         end_reason="because",
         nonce="5eed",
+        streams=8,
+        relayed=(("north", "south"), ("south", "west")),
     )
     return make_job(
         ident,

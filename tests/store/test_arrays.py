@@ -1,6 +1,6 @@
 """The records of arrays and their tasks, the numbers that they use, and lists with and without tasks."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.job import Job, JobState, new_job, task_of, task_spec_of
@@ -54,6 +54,19 @@ def test_lists_have_tasks_only_of_a_named_array(open_stores: OpenAll) -> None:
     assert listed(array=5) == [7]
     assert listed(array=9) == []
     assert listed(ids=(2, 10)) == [10, 2]
+
+
+def test_tasks_of_an_array_are_filtered_by_each_field(open_stores: OpenAll) -> None:
+    jobs = open_stores().jobs
+    array = make_array(1, "1-3")
+    jobs.write(make_batch(array, start_task(array, 0, ended_at=5.0)))
+    unequal: dict[str, object] = dict.fromkeys(("owner", "name", "application", "home_site", "cluster"), "unlike")
+    unequal |= {"priority": "high", "states": ("failed",), "texts": (("user", ("unlike",), False),)}
+    unequal |= {"min_restarts": 1, "max_restarts": -1, "min_size": 100, "max_size": 1, "before": 2}
+    unequal |= {"since": 99.0, "until": 1.0, "ended_since": 99.0, "ended_until": 1.0, "ids": (1,)}
+    assert unequal.keys() == {field.name for field in fields(JobFilter)} - {"limit", "first", "array"}
+    found = [name for name, value in unequal.items() if jobs.page(JobFilter(array=1, **{name: value})).jobs]
+    assert found == ["ids"], "only of these is the array itself"
 
 
 def test_jobs_are_found_by_time_past_tasks_that_started_later(open_stores: OpenAll) -> None:

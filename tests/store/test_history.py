@@ -199,18 +199,27 @@ def test_charges_are_of_last_attempts_whose_infrastructure_held(stores: Stores) 
     reserved = with_attempt(
         Job(7, replace(SPEC, owner="eve", reservation="lecture"), 0.0, JobState.SUCCEEDED), part(0, 20.0)
     )
-    write_jobs(stores, ended, failed, restarted, of_today, of_tomorrow, shared, reserved)
+    preempted = with_attempt(
+        Job(8, replace(SPEC, owner="fay"), 0.0, JobState.CANCELLED, ended_at=25.0), part(0, 20.0), ended_at=20.0
+    )
+    cancelled = with_attempt(
+        Job(9, replace(SPEC, owner="gus"), 0.0, JobState.CANCELLED, ended_at=19.0), part(0, 20.0), ended_at=19.0
+    )
+    write_jobs(stores, ended, failed, restarted, of_today, of_tomorrow, shared, reserved, preempted, cancelled)
     again = with_attempt(replace(restarted, state=JobState.SUCCEEDED), part(0, 12.0))
     assert restarted.attempt is not None
     stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, restarted.attempt)]))
-    assert sorted(stores.history.charges(9.0)) == [
+    assert sorted(stores.history.charges(9.0, 1e6)) == [
         Charge("alice", 60.0, 30.0),
         Charge("bob", 4.0, 12.0),
         Charge("cyd", 20.0, 20.0),
         Charge("cyd", 2 * (1e5 - 10), 1e5),
         Charge("dan", 5.0, 20.0),
+        Charge("gus", 20.0, 20.0),
     ]
-    assert sorted(stores.history.charges(25.0)) == [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
+    of_last = [Charge("alice", 40.0, 30.0), Charge("cyd", 2 * (1e5 - 10), 1e5)]
+    assert sorted(stores.history.charges(25.0, 1e6)) == of_last
+    assert [charge.at for charge in sorted(stores.history.charges(25.0, 500.0))] == [30.0, 500.0]
 
 
 def test_planned_starts_are_the_newest_that_have_passed(open_stores: OpenAll) -> None:

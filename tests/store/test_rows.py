@@ -1,12 +1,18 @@
-"""Conversion of submissions to stored JSON and back."""
+"""Conversion of submissions to stored JSON, and of records to rows, and back."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from koalapy.model.job import Attempt, Component, Job, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.store import sql
 from koalapy.store.sql import spec_from_json, spec_to_json
 from tests.model.specs import specs
 
@@ -18,6 +24,25 @@ def test_spec_json_roundtrip_is_lossless(spec: JobSpec) -> None:
     assert hash(back) == hash(spec)
     assert back.claiming is spec.claiming
     assert spec_to_json(back) == spec_to_json(spec)
+
+
+RECORDS: dict[type, tuple[Callable[[Any], Mapping[str, Any]], Callable[[Any, Any], Any]]] = {
+    Job: (sql.new_job_to_row, lambda row, job: sql.job_from_row(row, job.attempt)),
+    Attempt: (lambda attempt: sql.attempt_to_row(1, attempt), lambda row, a: sql.attempt_from_row(row, a.components)),
+    Component: (lambda component: sql.component_to_row(1, 1, component), lambda row, _: sql.component_from_row(row)),
+    TimelineEntry: (sql.entry_to_row, lambda row, _: sql.entry_from_row(row)),
+}
+"""The functions that return the row of a record, and the record of a row."""
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_row_roundtrip_keeps_all_fields(kind: type, data: st.DataObject) -> None:
+    to_row, from_row = RECORDS[kind]
+    record = data.draw(st.from_type(kind))
+    row = json.loads(json.dumps(to_row(record)))
+    assert repr(from_row(row, record)) == repr(record), "not a number is unequal to itself"
 
 
 def test_spec_from_json_reads_first_revision() -> None:

@@ -131,7 +131,6 @@ class Claiming:
             if component.state is ComponentState.WAITING:
                 self._attempts.set_claim_timeout(job, component, now)
         if unclaimed(job):
-            # Clusters have no capacity before their first report after a restart.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
             self._attempts.set_phase_deadline(job, now, earliest)
@@ -144,6 +143,11 @@ class Claiming:
         attempt = live(job)
         if attempt.claim_at != claim_at or not unclaimed(job):
             return job
+        # Clusters have no capacity before their first report after a restart.
+        statuses = [self._state.grid[component.cluster] for component in unclaimed(job)]
+        return_by = max((s.contact.silence_ignored_until for s in statuses if not s.nodes.reported), default=now)
+        if return_by > now:
+            return self._claim_at(job, return_by)
         estimated = attempt.start_estimate
         job = self.estimate_start(job, now)
         following = self._next_try(job, now) if live(job).start_estimate != estimated else None

@@ -32,9 +32,9 @@ class ClaimTry:
         self.preempting: list[Component] = []
         """The startable components that need preemption."""
         placed = unclaimed(job)
-        self._closed = {c.cluster for c in placed if not state.grid[c.cluster].is_open}
-        """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
-        there."""
+        self._closed = {c.cluster for c in placed if not (s := state.grid[c.cluster]).is_open or not s.nodes.reported}
+        """Clusters that are closed when the try begins, or have not reported in this daemon run. A cluster on probation
+        closes once a component of the try has started there."""
         self._filters = {
             c.rank: nodes
             for c in placed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil, inf, nextafter
 
 from koalapy.model.advice import Size, run_size
@@ -119,7 +119,8 @@ class Plan:
         return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
-        """Return how long a job is expected to run: its walltime, or the known run time of such jobs.
+        """Return how long a job is expected to run, after its longest transfer: its walltime, or the run time of such
+        jobs.
 
         It has no limit while no starts are planned.
         """
@@ -128,8 +129,19 @@ class Plan:
         seconds, is_certain = spec.walltime, True
         if seconds is None:
             seconds, is_certain = self._estimate(spec, (application_of(spec), run_size(spec))), False
+        if spec.all_inputs:
+            key = "longest transfer", spec.request, spec.inputs
+            seconds += self._grid.view().compute_lasting(key, partial(self._longest_transfer, spec))
         step = next(step for limit, step in ROUNDING if seconds <= limit)
         return Duration(ceil(seconds / step) * step, is_certain)
+
+    def _longest_transfer(self, spec: JobSpec, view: GridView) -> float:
+        """Return the seconds of the longest transfer of a job's inputs, also from clusters that are out of reach."""
+        in_reach = view.with_clusters(
+            [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
+        )
+        delays = transfer_times(spec, in_reach, self._rules.assumed_bandwidth)
+        return max(chain.from_iterable(delays.values()), default=0.0)
 
     def _estimate(self, spec: JobSpec, alike: Alike) -> float:
         if self._rules.default_walltime is not None:
@@ -141,18 +153,25 @@ class Plan:
             self._estimates[alike] = learned
         return self._estimates[alike]
 
-    def restore(self, waiting: Iterable[Job]) -> None:
-        """Restore the plan of an earlier daemon run.
+    def restore(self, jobs: Iterable[Job]) -> None:
+        """Restore the plan of an earlier daemon run, for a waiting job or one that has yet to request its nodes.
 
         Its clusters are kept from jobs that would run beyond it, until it is renewed.
         """
-        for job in waiting:
+        for job in sorted(jobs, key=lambda job: job.placed_at or 0.0):
             planned = job.planned_start
-            if self._rules.plans_starts and planned is not None and planned.at is not None and planned.late is None:
+            if not self._rules.plans_starts or planned is None or planned.at is None or planned.late is not None:
+                continue
+            if not job.is_placed:
                 self.job = self._turns[job.spec.priority] = job.id
-                self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
-                self._limits = {name: 0 for name in planned.clusters if name in self._grid}
-                self._binds = self._bound_by(job)
+            else:
+                self._last_placed = job.id
+                if not unclaimed(job):
+                    continue
+                self._placed = job.id
+            self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
+            self._limits = {name: 0 for name in planned.clusters if name in self._grid}
+            self._binds = self._bound_by(job)
 
     @property
     def awaits_reports(self) -> bool:
@@ -488,7 +507,7 @@ class Plan:
         delays: dict[ClusterName, set[float]] = {}
         if base.has_reservations and spec.all_inputs:
             delays = transfer_times(spec, base, self._rules.assumed_bandwidth)
-        longest = max((seconds for cluster_delays in delays.values() for seconds in cluster_delays), default=0.0)
+        longest = max(chain.from_iterable(delays.values()), default=0.0)
         for cluster in base:
             for reservation in cluster.reservations:
                 for delay in {longest, *delays.get(cluster.name, ())}:
