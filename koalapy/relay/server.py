@@ -111,6 +111,8 @@ class Server:
             stranger.handle(connection, line)
         except Refused as error:
             self._drop(connection, error)
+        except (ValueError, RecursionError) as error:
+            self._drop(connection, Refused("malformed", f"{stranger.address} has sent an invalid line: {error!r:.200}"))
         if self._strangers.get(connection) is stranger:
             del self._strangers[connection]
 

@@ -12,6 +12,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import reprlib
 import selectors
 import socket
 import struct
@@ -38,6 +40,7 @@ HEARTBEAT_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 15.0
 """Time without a line of the peer, after which a control connection counts as dead."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Loop:
@@ -252,11 +255,11 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def get_text(message: dict[str, Any], name: str, max_length: int = 255) -> str:
-    """Return a text of a message. Raise ``Refused`` if it is missing or too long."""
+    """Return a text of a message. Raise ``Refused`` if it is missing, too long, or has surrogates."""
     value = message.get(name)
-    if isinstance(value, str) and len(value) <= max_length:
+    if isinstance(value, str) and len(value) <= max_length and not SURROGATE.search(value):
         return value
-    raise Refused("malformed", f"a peer has sent {ascii(value)[:50]} as {name}, which must be a short text")
+    raise Refused("malformed", f"a peer has sent {reprlib.repr(value)[:50]} as {name}, which must be a short text")
 
 
 MAX_OUTPUT = 1024 * 1024
