@@ -7,8 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Loop, Refused, Side, reset_socket
-from koalapy.runner.relay_streams import Listener, PipePool, open_listener
+from koalapy.runner.connections import (
+    MAX_FIRST_LINE,
+    LineConnection,
+    LineTooLong,
+    Loop,
+    Refused,
+    Side,
+    open_listener,
+    reset_socket,
+)
+from koalapy.runner.relay_streams import Listener, PipePool
 
 BACKLOG = 4096
 

@@ -232,6 +232,19 @@ def connect_side(host: str, port: int, source: str = "") -> Side:
     return Side(connection, is_connecting=is_connecting)
 
 
+def open_listener(address: tuple[str, int], backlog: int) -> socket.socket:
+    """Return a socket that listens at an address and a port. Raise ``OSError``."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def reset_socket(connection: socket.socket) -> None:
     """Close a connection so that its peer sees an error instead of an end."""
     with contextlib.suppress(OSError):
