@@ -215,7 +215,7 @@ def is_well_formed(payload: dict[str, Any], nodes: int) -> bool:
             return plain and isinstance(payload["series"], int) and payload["port"] in range(1, 65536)
         failures = payload["failures"]
         return all(index in range(nodes) for index, _ in failures) and _are_texts([reason for _, reason in failures])
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 
