@@ -245,7 +245,10 @@ class AccountProcess(io.RawIOBase):
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], account: str, stall_s: float) -> None:
         """``account``: its name, for messages; ``stall_s``: seconds without a byte until it is given up."""
         self._account, self._stall_s = account, stall_s
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        except OSError as error:
+            raise SiteUnavailable(f"cannot make a temporary file: {error.strerror}") from error
         try:
             self._process = subprocess.Popen(
                 command,

@@ -1,12 +1,21 @@
 """Accounts that jobs may run as, and commands that run as them."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import koalapy.agent.accounts as module
-from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod, account_environment, account_name
+from koalapy.agent.accounts import (
+    Account,
+    AccountProcess,
+    Accounts,
+    RunAs,
+    SwitchMethod,
+    account_environment,
+    account_name,
+)
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection
@@ -142,6 +151,12 @@ def test_drop_capabilities_with_capabilities_uses_setpriv(monkeypatch: pytest.Mo
     assert module.drop_capabilities("rsync", "-x")[1:] == [*options, "rsync", "-x"]
     monkeypatch.setattr(module, "_may_change_account", lambda: False)
     assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
+
+
+def test_account_process_without_temporary_file_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(SiteUnavailable, match="cannot make a temporary file: No such file"):
+        AccountProcess(["true"], {}, "alice", 30.0)
 
 
 @pytest.mark.processes
