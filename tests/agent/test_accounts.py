@@ -1,6 +1,7 @@
 """Accounts that jobs may run as, and commands that run as them."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from koalapy.agent.accounts import (
     account_environment,
     account_name,
 )
+from koalapy.agent.components import job_folders
+from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection
@@ -190,6 +193,29 @@ def test_stages_of_mapped_cluster_are_outside_account_folders(tmp_path: Path) ->
     )
     assert settings.stages == tmp_path / "spool-stages"
     assert (settings.accounts_directory, settings.address_file) == (Path("/s"), Path("/s/agent.json"))
+
+
+def test_list_accounts_with_foreign_folders_looks_up_each_owner_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any account of the host may make folders of any names."""
+    lookups: list[int] = []
+
+    def find_name(uid: int) -> str:
+        lookups.append(uid)
+        return "alice"
+
+    monkeypatch.setattr(job_folders, "account_name", find_name)
+    folders = JobFolders(RunAs(make_accounts(), SwitchMethod.NONE), tmp_path)
+    for name in ("alice", *(f"x{number}" for number in range(100))):
+        (tmp_path / name).mkdir()
+    assert [folders.list_accounts(), folders.list_accounts()] == [{"alice"}, {"alice"}]
+    assert lookups == [os.geteuid()] * 2
+    monkeypatch.setattr(job_folders, "account_name", str)  # the owner was removed
+    assert len(folders.list_accounts()) == 101
+    shutil.rmtree(tmp_path)
+    with pytest.raises(SiteUnavailable, match="cannot list"):  # else the jobs of all accounts would count as ended
+        folders.list_accounts()
 
 
 # Configuration
