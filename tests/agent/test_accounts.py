@@ -3,6 +3,9 @@
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -156,10 +159,34 @@ def test_drop_capabilities_with_capabilities_uses_setpriv(monkeypatch: pytest.Mo
     assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
 
 
-def test_account_process_without_temporary_file_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def start_process(script: str, now: Callable[[], float] = time.monotonic) -> AccountProcess:
+    return AccountProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, "alice", 30.0, now)
+
+
+@pytest.mark.processes
+def test_account_process_without_temporary_folder_reports_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(SiteUnavailable, match="cannot make a temporary file: No such file"):
-        AccountProcess(["true"], {}, "alice", 30.0)
+    with start_process("echo it is full >&2; exit 3") as process, pytest.raises(SiteRejected, match="as alice: it is"):
+        process.finish()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("script", ["yes", "echo; exec sleep 1000"])
+def test_account_process_with_bytes_after_its_answer_is_rejected(script: str) -> None:
+    with start_process(script) as process, pytest.raises(SiteRejected, match="alice has sent an invalid message"):
+        process.finish()
+
+
+@pytest.mark.processes
+def test_account_process_that_trickles_is_unavailable() -> None:
+    """Each read takes 29 s, less than the timeout of one."""
+    times = count(0.0, 29.0)
+    with start_process("yes", lambda: next(times)) as process:
+        content = process.open_content(1 << 30)
+        with pytest.raises(SiteUnavailable, match="the process of alice is too slow: it made 609 s of pauses"):
+            content.read()
 
 
 @pytest.mark.processes

@@ -201,12 +201,14 @@ class JobFolders:
 
     async def list_names(self, user: str) -> frozenset[str]:
         """Return the names of the folders that the agent made in an account. Ignore names of any other form."""
-        names: set[str] = set()
+        names: list[str] = []
 
         def take(process: AccountProcess) -> None:
             process.send_request()
-            while (entry := process.read_frame()) is not None and len(names) < MAX_NAMES:
-                names.add(entry["name"])
+            while (entry := process.read_frame()) is not None:
+                names.append(entry["name"])
+                if len(names) > MAX_NAMES:
+                    raise SiteRejected(f"account {user} has more than {MAX_NAMES:,} job folders")
 
         await self._call_process(user, "list", None, take)
         return frozenset(name for name in names if NAME.fullmatch(name))

@@ -163,6 +163,16 @@ async def test_submit_as_unknown_account_is_rejected(
     assert slurm.list_calls("sbatch") == []
 
 
+@pytest.mark.processes
+async def test_account_that_lists_names_without_end_is_rejected(
+    mapped: SlurmLrm, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / COMMAND).write_text("""#!/bin/sh\nwhile echo '{"name": "work-x", "size": 0}'; do :; done\n""")
+    monkeypatch.setattr(job_folders, "MAX_NAMES", 10)
+    with pytest.raises(SiteRejected, match="account ann has more than 10 job folders"):
+        await mapped._folders.list_names("ann")
+
+
 async def test_snapshot_names_accounts_of_jobs(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
