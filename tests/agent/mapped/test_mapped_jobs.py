@@ -90,6 +90,22 @@ async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: Mapp
     assert daemon.status("7.1.0")["program_exit"] == 0
 
 
+async def test_process_with_mark_of_another_account_ends_with_its_own_job(
+    daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    """The mark tells an embedded cluster to which job a process without parents belongs."""
+    await start_component(daemon, "7.1.0", ["/bin/sleep", "1000"], "bob")
+    await daemon.wait_for_state("7.1.0", "running")
+    mark = f"{mapped.component('7.1.0').lrm_job}.0@{mapped.cluster.directory.resolve()}"
+    escape = f"setsid env LOCALD_MARK={mark} sh -c 'echo $$ >pid; exec sleep 1000' & "
+    escape += "until [ -s pid ]; do sleep 0.05; done; kill -9 $PPID"
+    await start_component(daemon, "8.1.0", ["/bin/sh", "-c", escape], "alice")
+    await daemon.wait_for_state("8.1.0", "ended")
+    pid = (mapped.jobs / "alice" / "work-koala-test-8.1.0" / "pid").read_text().strip()
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    assert daemon.status("7.1.0")["state"] == "running"
+
+
 @pytest.mark.evidence("J7", "K6")
 async def test_odd_file_in_place_of_result_is_ignored(daemon: FakeDaemon, mapped: MappedSite) -> None:
     spoil = (
