@@ -4,10 +4,11 @@ import asyncio
 import os
 import random
 import resource
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -421,6 +422,24 @@ async def test_tickets_of_one_site_revoke_none_of_another(south: FileSite) -> No
     north = await export_path(south, path, "north")
     kept = [*east, *west[-2:], north]
     assert list(south.exports._tickets) == [route.module for route in kept], "the site with most tickets loses one"
+
+
+async def test_silent_connections_block_no_pull(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "MAX_SILENT", 70)
+    path = south.make_replica("data")
+    route = await export_path(south, path)
+    with ExitStack() as stack:
+        address = ("127.0.0.1", route.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(75)]
+        north.start_stage(south.make_input(path))
+        await north.wait_for_state("done")
+        for connection in silent[:5]:
+            assert connection.recv(1) == b"", "the oldest make room"
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
 
 
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
