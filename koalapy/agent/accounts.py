@@ -16,7 +16,7 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,6 +42,10 @@ EXIT_TIMEOUT_S = 10.0
 MAX_HEADER_BYTES = 16 * 1024
 MAX_ERROR_BYTES = 2000
 CHUNK_BYTES = 1 << 16
+MAX_STALLS = 20
+"""Times ``stall_s`` that an operation may wait for an account's process in all, besides the time for its bytes."""
+MIN_RATE = 1 << 18
+"""Bytes per second that such a process must at least move in the long run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +242,21 @@ def account_environment(account: Account, environment: Mapping[str, str]) -> dic
 class AccountProcess(io.RawIOBase):
     """A process of another account: a stream to write to, and to read frame by frame.
 
-    The account controls the process, so every wait has a timeout and everything read has a limit. Methods raise
-    ``SiteUnavailable`` if it stalls, and ``SiteRejected`` with its own message if it fails.
+    The account controls the process, so every wait has a timeout, as have all together, and everything read has a
+    limit. Methods raise ``SiteUnavailable`` if it stalls, and ``SiteRejected`` with its own message if it fails.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], account: str, stall_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        account: str,
+        stall_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``account``: its name, for messages; ``stall_s``: seconds without a byte until it is given up."""
-        self._account, self._stall_s = account, stall_s
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._account, self._stall_s, self._now = account, stall_s, now
+        self._waited, self._moved_bytes = 0.0, 0
         try:
             self._process = subprocess.Popen(
                 command,
@@ -253,18 +264,19 @@ class AccountProcess(io.RawIOBase):
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._errors,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
                 bufsize=0,
             )
         except OSError as error:
-            self._errors.close()
             raise SiteUnavailable(f"cannot run {command[0]}: {error.strerror}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._in, False)
-        os.set_blocking(self._out, False)
+        self._errors = self._process.stderr.fileno()
+        for pipe in (self._in, self._out, self._errors):
+            os.set_blocking(pipe, False)
         self._buffer = b""
 
     def __enter__(self) -> "AccountProcess":
@@ -286,7 +298,8 @@ class AccountProcess(io.RawIOBase):
             while unsent:
                 self._wait(self._in, writing=True)
                 with contextlib.suppress(BlockingIOError):
-                    unsent = unsent[os.write(self._in, unsent[:CHUNK_BYTES]) :]
+                    written = os.write(self._in, unsent[:CHUNK_BYTES])
+                    unsent, self._moved_bytes = unsent[written:], self._moved_bytes + written
         return size
 
     def send_request(self, request: object = None) -> None:
@@ -333,22 +346,22 @@ class AccountProcess(io.RawIOBase):
     def finish(self) -> None:
         """Wait until the process ends. Raise ``SiteError`` unless it succeeds."""
         self.send_request()
-        while self._read():
-            pass
+        if self._buffer or self._read():
+            raise self._wrong_answer()
         try:
             code = self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise self._stalled() from error
         if code:
-            self._errors.seek(0)
-            message = (
-                " ".join(self._errors.read(MAX_ERROR_BYTES).decode(errors="replace").split()) or f"exit code {code}"
-            )
+            errors = b""
+            with contextlib.suppress(BlockingIOError):  # raised if it left a process, and no message
+                errors = os.read(self._errors, MAX_ERROR_BYTES)
+            message = " ".join(errors.decode(errors="replace").split()) or f"exit code {code}"
             raise SiteRejected(f"as {self._account}: {message}", fault=SiteFault.UNKNOWN)
 
     def kill(self) -> None:
         """Kill the process and close its pipes. One that may not be killed ends when its output is closed."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -356,21 +369,26 @@ class AccountProcess(io.RawIOBase):
             with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait(EXIT_TIMEOUT_S)
-        self._errors.close()
 
     def _read(self) -> bytes:
         """Wait for output of the process and return some; empty at the end. Raise ``SiteUnavailable`` if it stalls."""
         while True:
             self._wait(self._out, writing=False)
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._out, CHUNK_BYTES)
+                data = os.read(self._out, CHUNK_BYTES)
+                self._moved_bytes += len(data)
+                return data
 
     def _wait(self, descriptor: int, *, writing: bool) -> None:
         """Wait until a pipe can be read or written. Raise ``SiteUnavailable`` if the process stalls."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
+        if self._waited > MAX_STALLS * self._stall_s + self._moved_bytes / MIN_RATE:
+            raise SiteUnavailable(f"the process of {self._account} is too slow: it made {self._waited:.0f} s of pauses")
+        began = self._now()
         if not poll.poll(self._stall_s * 1000):
             raise self._stalled()
+        self._waited += self._now() - began
 
     def _stalled(self) -> SiteUnavailable:
         return SiteUnavailable(f"the process of {self._account} has sent nothing for {self._stall_s:g} s")

@@ -276,6 +276,7 @@ class Head(Relay):
             vias: tuple[Via, ...] = (child.via, HUB)
         else:
             address, prefix, vias = peer.address, b"", (child.via,)
+        line = seal_line(derive_direct_key(pair_key, self.cluster, target_node.cluster), body)
         self.admit_stream(stream_id, attempt)
         try:
             up, unsent = connect_head(*address, peer.context, prefix)
@@ -283,17 +284,19 @@ class Head(Relay):
             raise Refused("files", f"cannot connect a stream: {error.strerror or error}") from error
         stream = Stream(stream_id, attempt, source_node, target_node, vias)
         self.add_stream(stream)
-        line = seal_line(derive_direct_key(pair_key, self.cluster, target_node.cluster), body)
         self.join(stream, connection.side, up, (unsent + line + connection.detach(), b""))
 
     def take_from_hub(self, message: dict[str, Any]) -> None:
-        """Fetch a stream that the hub offers, or tell the hub why not. Its opener sends a separate line."""
+        """Fetch a stream that the hub offers, or tell the hub why not. Its opener sends a separate line.
+
+        Raise ``Refused`` if the offer names no stream.
+        """
+        name = dict(zip(("attempt", "from", "stream"), get_stream(message), strict=True))
         try:
             offer = self._check_offer(message, None)
             hub = self._connected_hub()
             source = offer.attempt.node(offer.id[1]).cluster
             has_tls = self._find_peer(offer.attempt, source).context is not None
-            name = dict(zip(("attempt", "from", "stream"), offer.id, strict=True))
             take = {"t": "take", **name, "cluster": self.cluster}
             context = self._peer_context() if has_tls and self._peer_context is not None else None
             side, unsent = connect_head(*hub.location, context, seal_line(hub.stream_key, take), is_server=True)
@@ -302,7 +305,6 @@ class Head(Relay):
             reason = error if isinstance(error, Refused) else Refused("files", f"cannot connect a stream: {error}")
             self.refuse(reason)
             if self.hub is not None:
-                name = {key: message.get(key) for key in ("attempt", "from", "stream")}
                 self.hub.send({"t": "refused", **name, "why": str(reason)[:MAX_REASON_LENGTH]})
 
     def _find_peer(self, attempt: Attempt, cluster: str) -> Peer:

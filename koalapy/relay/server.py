@@ -7,8 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Loop, Refused, Side, reset_socket
-from koalapy.runner.relay_streams import Listener, PipePool, open_listener
+from koalapy.runner.connections import (
+    MAX_FIRST_LINE,
+    LineConnection,
+    LineTooLong,
+    Loop,
+    Refused,
+    Side,
+    open_listener,
+    reset_socket,
+)
+from koalapy.runner.relay_streams import Listener, PipePool
 
 BACKLOG = 4096
 
@@ -111,6 +120,8 @@ class Server:
             stranger.handle(connection, line)
         except Refused as error:
             self._drop(connection, error)
+        except (ValueError, RecursionError) as error:
+            self._drop(connection, Refused("malformed", f"{stranger.address} has sent an invalid line: {error!r:.200}"))
         if self._strangers.get(connection) is stranger:
             del self._strangers[connection]
 

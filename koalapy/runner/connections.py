@@ -12,6 +12,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import reprlib
 import selectors
 import socket
 import struct
@@ -38,6 +40,7 @@ HEARTBEAT_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 15.0
 """Time without a line of the peer, after which a control connection counts as dead."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Loop:
@@ -229,6 +232,19 @@ def connect_side(host: str, port: int, source: str = "") -> Side:
     return Side(connection, is_connecting=is_connecting)
 
 
+def open_listener(address: tuple[str, int], backlog: int) -> socket.socket:
+    """Return a socket that listens at an address and a port. Raise ``OSError``."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def reset_socket(connection: socket.socket) -> None:
     """Close a connection so that its peer sees an error instead of an end."""
     with contextlib.suppress(OSError):
@@ -252,11 +268,11 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def get_text(message: dict[str, Any], name: str, max_length: int = 255) -> str:
-    """Return a text of a message. Raise ``Refused`` if it is missing or too long."""
+    """Return a text of a message. Raise ``Refused`` if it is missing, too long, or has surrogates."""
     value = message.get(name)
-    if isinstance(value, str) and len(value) <= max_length:
+    if isinstance(value, str) and len(value) <= max_length and not SURROGATE.search(value):
         return value
-    raise Refused("malformed", f"a peer has sent {ascii(value)[:50]} as {name}, which must be a short text")
+    raise Refused("malformed", f"a peer has sent {reprlib.repr(value)[:50]} as {name}, which must be a short text")
 
 
 MAX_OUTPUT = 1024 * 1024

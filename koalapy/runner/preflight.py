@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice, product
 
-from koalapy.runner.connections import LineConnection, LineTooLong, Loop, connect_side, describe_error
+from koalapy.runner.connections import LineConnection, LineTooLong, Loop, connect_side, describe_error, open_listener
 from koalapy.runner.networks import is_ipv4, own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
@@ -47,22 +47,18 @@ class ProbeListener:
     ) -> None:
         """Listen on the first free port; ``ports``: the first and last to try. Raise ``Failure``."""
         self._loop, self._max_peers = loop, max_peers
-        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
         self.nonce = os.urandom(8).hex()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         first, last = ports or (0, 0)
         for port in range(first, last + 1):
             try:
-                self._listener.bind((host, port))
-                self._listener.listen(1024)
+                self._listener = open_listener((host, port), 1024)
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or port == last:
-                    self._listener.close()
                     choice = f"a port of {first}-{last}" if ports else "a port"
                     raise Failure(f"node {name} cannot listen on {choice} of {host}: {error.strerror}") from error
+        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         loop.watch(self._listener.fileno(), self._accept_peer)
 
@@ -219,7 +215,7 @@ def is_well_formed(payload: dict[str, Any], nodes: int) -> bool:
             return plain and isinstance(payload["series"], int) and payload["port"] in range(1, 65536)
         failures = payload["failures"]
         return all(index in range(nodes) for index, _ in failures) and _are_texts([reason for _, reason in failures])
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 

@@ -32,11 +32,12 @@ from koalapy.runner.connections import (
     connect_side,
     describe_error,
     encode,
+    open_listener,
     reset_socket,
 )
 from koalapy.runner.processes import forbid_dumps
 from koalapy.runner.relay_protocol import MAX_NODES, Ranges, TokenBucket, get_number, get_stream, seal_line
-from koalapy.runner.relay_streams import Listener, Pair, PipePool, open_listener, resolve_host
+from koalapy.runner.relay_streams import Listener, Pair, PipePool, resolve_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

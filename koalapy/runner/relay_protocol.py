@@ -6,6 +6,7 @@ See docs/adr/0034-relayed-links.md for the lines and the keys.
 from __future__ import annotations
 
 import hmac
+import reprlib
 
 from koalapy.runner.connections import Refused, encode, get_text
 from koalapy.runner.session import TAG_LENGTH, TAG_SIZE, derive_key
@@ -71,7 +72,9 @@ def get_number(message: dict[str, Any], name: str, first: int, last: int) -> int
     value = message.get(name)
     if type(value) is int and first <= value <= last:
         return value
-    raise Refused("malformed", f"a peer has sent {ascii(value)[:50]} as {name}, which must be from {first} to {last}")
+    raise Refused(
+        "malformed", f"a peer has sent {reprlib.repr(value)[:50]} as {name}, which must be from {first} to {last}"
+    )
 
 
 def get_stream(message: dict[str, Any]) -> tuple[str, int, int]:

@@ -61,19 +61,6 @@ def resolve_host(host: str, port: int) -> tuple[str, int]:
     return str(address[0]), port
 
 
-def open_listener(address: tuple[str, int], backlog: int) -> socket.socket:
-    """Return a socket that listens at an address and a port. Raise ``OSError``."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(backlog)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
 class SpareFile:
     """An open file that a process closes for a moment when it has no other left."""
 

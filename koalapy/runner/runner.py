@@ -52,6 +52,8 @@ WALLTIME_CODE = 128 + signal.SIGTERM
 """Exit code of a program that is ended at its walltime."""
 EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
+MAX_PRINTED_RELAYS = 10
+"""Invalid relays that are printed: they may come from another site, and the log is on this one's disk."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which resource managers end a runner; Grid Engine's qrsh passes SIGHUP on to a job's other nodes."""
 
@@ -90,7 +92,7 @@ class Runner:
         """Pairs of clusters that programs of this job use relays for: these, or all with them."""
         self._early: list[dict[str, Any]] = []
         """Relays that arrived before the plan, which names the job's nodes; senders repeat dropped ones."""
-        self._early_size = 0
+        self._early_size = self._invalid_relays = 0
         self._result: dict[str, Any] | None = None
         self._relay_loss, self._exit_sent = "", False
         self._warning: dict[str, Any] | None = None
@@ -446,7 +448,7 @@ class Runner:
         self._send_output()
 
     def _handle_relay(self, message: dict[str, Any]) -> None:
-        """Pass another node's message to this node's role in the program. Print the error of an invalid one."""
+        """Pass another node's message to this node's role in the program. Print the errors of some invalid ones."""
         payload, sender = message["payload"], (message["sender"], message["sender_node"])
         is_daemon_end = payload.get("op") == "daemon_ended"
         if self._role is not None and (is_daemon_end or self._phase in ("opened", "running")):
@@ -454,8 +456,10 @@ class Runner:
                 self._role.relayed(sender, payload)
             except Failure as failure:
                 self._report_failure(Failure(failure.message))
-            except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
-                print(f"koala runner: {sender} sent an invalid message: {error!r}", file=sys.stderr)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+                self._invalid_relays += 1
+                if self._invalid_relays <= MAX_PRINTED_RELAYS:
+                    print(f"koala runner: {sender} sent an invalid message: {error!r}"[:300], file=sys.stderr)
 
     def _start_program(self, message: dict[str, Any]) -> None:
         """Start this node's part of the program as the agent's message describes it."""

@@ -144,6 +144,8 @@ class Terminal:
         """Allow output up to the window after ``offset``, which the client has used."""
         self._credit = max(self._credit, min(offset, self._sent) + STREAM_WINDOW)
         self._loop.watch(self._master, self._read)
+        if self._code is not None:  # without more output, no event follows
+            self._read(0)
 
     def child_ended(self, code: int) -> None:
         """Send the rest of the output, then the end with the shell's exit code."""

@@ -1,12 +1,27 @@
 """Accounts that jobs may run as, and commands that run as them."""
 
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 import koalapy.agent.accounts as module
-from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod, account_environment, account_name
+from koalapy.agent.accounts import (
+    Account,
+    AccountProcess,
+    Accounts,
+    RunAs,
+    SwitchMethod,
+    account_environment,
+    account_name,
+)
+from koalapy.agent.components import job_folders
+from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection
@@ -144,6 +159,36 @@ def test_drop_capabilities_with_capabilities_uses_setpriv(monkeypatch: pytest.Mo
     assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
 
 
+def start_process(script: str, now: Callable[[], float] = time.monotonic) -> AccountProcess:
+    return AccountProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, "alice", 30.0, now)
+
+
+@pytest.mark.processes
+def test_account_process_without_temporary_folder_reports_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with start_process("echo it is full >&2; exit 3") as process, pytest.raises(SiteRejected, match="as alice: it is"):
+        process.finish()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("script", ["yes", "echo; exec sleep 1000"])
+def test_account_process_with_bytes_after_its_answer_is_rejected(script: str) -> None:
+    with start_process(script) as process, pytest.raises(SiteRejected, match="alice has sent an invalid message"):
+        process.finish()
+
+
+@pytest.mark.processes
+def test_account_process_that_trickles_is_unavailable() -> None:
+    """Each read takes 29 s, less than the timeout of one."""
+    times = count(0.0, 29.0)
+    with start_process("yes", lambda: next(times)) as process:
+        content = process.open_content(1 << 30)
+        with pytest.raises(SiteUnavailable, match="the process of alice is too slow: it made 609 s of pauses"):
+            content.read()
+
+
 @pytest.mark.processes
 async def test_run_without_sudo_rule_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, script in {"sudo": "echo 'sudo: a password is required' >&2\nexit 1", "sbatch": ""}.items():
@@ -175,6 +220,29 @@ def test_stages_of_mapped_cluster_are_outside_account_folders(tmp_path: Path) ->
     )
     assert settings.stages == tmp_path / "spool-stages"
     assert (settings.accounts_directory, settings.address_file) == (Path("/s"), Path("/s/agent.json"))
+
+
+def test_list_accounts_with_foreign_folders_looks_up_each_owner_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any account of the host may make folders of any names."""
+    lookups: list[int] = []
+
+    def find_name(uid: int) -> str:
+        lookups.append(uid)
+        return "alice"
+
+    monkeypatch.setattr(job_folders, "account_name", find_name)
+    folders = JobFolders(RunAs(make_accounts(), SwitchMethod.NONE), tmp_path)
+    for name in ("alice", *(f"x{number}" for number in range(100))):
+        (tmp_path / name).mkdir()
+    assert [folders.list_accounts(), folders.list_accounts()] == [{"alice"}, {"alice"}]
+    assert lookups == [os.geteuid()] * 2
+    monkeypatch.setattr(job_folders, "account_name", str)  # the owner was removed
+    assert len(folders.list_accounts()) == 101
+    shutil.rmtree(tmp_path)
+    with pytest.raises(SiteUnavailable, match="cannot list"):  # else the jobs of all accounts would count as ended
+        folders.list_accounts()
 
 
 # Configuration

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from koalapy.agent.core import spool as spool_module
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, JournalFolder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
+from koalapy.runner.folders import make_folder
 from koalapy.system.files import measure_disks
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.fake_runner import claim_component
@@ -124,6 +126,21 @@ async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDae
     assert journal["stop"] == "test"
     assert journal["end"]["hosts"]
     assert JournalFolder(tmp_path / "test" / "8.1.0").load_entries()["stop"] == "test"
+
+
+async def test_agent_without_temporary_folder_serves_and_removes_left_folders(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python finds no folder for temporary files while all are full."""
+
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    (base := tmp_path / "tmp").mkdir()
+    os.close(make_folder(str(base), T, 0)[1])
+    async with running_agent(MemoryLrm(), daemon, tmp_path / "agent", environment={"TMPDIR": str(base)}):
+        await daemon.wait_until(lambda: not os.listdir(base))
 
 
 @pytest.mark.processes

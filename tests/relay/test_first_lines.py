@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.connections import MAX_FIRST_LINE, Refused, parse_line
+from koalapy.relay.server import Server
+from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, Loop, Refused, Side, get_text, parse_line
+from koalapy.runner.relay_streams import PipePool
 from tests.relay.links import ATTEMPT, Links
 
 HELLO = {"t": "hello", "name": "north", "node": 0, "nonce": "00"}
@@ -42,6 +44,9 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
         (b"0" * 32 + b'{"t":"open","cluster":"north"}\n', "unauthenticated"),
         (b"0" * 32 + b'{"t":"open","cluster":"unknown"}\n', "absent"),
         (b"\xff" * 32 + b'{"t":"open","cluster":"north"}\n', "unauthenticated"),
+        (json.dumps({**HELLO, "nonce": "\ud800"}).encode() + b"\n", "malformed"),
+        (json.dumps({**HELLO, "name": "\udc80"}).encode() + b"\n", "malformed"),
+        (b"0" * 32 + b'{"t":"take","cluster":"\\ud800\\nwarning"}\n', "malformed"),
         (b"{", "slow"),
         (b"", "slow"),
         (json.dumps(HELLO).encode() + b"\n", "slow"),
@@ -97,7 +102,30 @@ def test_hub_with_too_many_strangers_closes_the_oldest_and_serves_its_heads(tmp_
     links.close()
 
 
-@given(st.binary(max_size=200))
+@pytest.mark.parametrize(
+    "error", [UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"), RecursionError()], ids=repr
+)
+def test_server_with_failing_handler_closes_the_connection(error: Exception) -> None:
+    loop, pool, refused = Loop(), PipePool(), list[Refused]()
+
+    def handle(connection: LineConnection, line: bytes) -> None:
+        raise error
+
+    server = Server(loop, pool, ("127.0.0.1", 0), Side, Limits(), handle, refused.append)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"{}\n")
+        while not refused:
+            loop.turn()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+    assert [reason.reason for reason in refused] == ["malformed"]
+    assert server.stranger_count == 0
+    server.close()
+    pool.close()
+    loop.close()
+
+
+@given(st.binary(max_size=200) | st.text(st.characters()).map(lambda text: json.dumps({"t": text}).encode()))
 def test_line_of_any_bytes_is_parsed_or_refused(line: bytes) -> None:
     with suppress(Refused):
-        assert isinstance(parse_line(line)["t"], str)
+        assert get_text(parse_line(line), "t").encode() is not None

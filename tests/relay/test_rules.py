@@ -11,7 +11,7 @@ import pytest
 from koalapy.relay.attempts import Limits
 from koalapy.relay.head import HubAddress, HubLink
 from koalapy.relay.tls_side import TLS_HANDSHAKE, connect_head
-from koalapy.runner.connections import Credentials, LineConnection
+from koalapy.runner.connections import Credentials, LineConnection, Refused
 from koalapy.runner.relay_node import NodeRelay, PortTaken
 from koalapy.runner.relay_protocol import derive_direct_key, derive_pair_key, make_ticket, seal_line
 from koalapy.system.tls import pinned_context
@@ -128,6 +128,7 @@ def test_child_with_challenge_of_another_parent_refuses_it(links: Links) -> None
     ("changes", "reason"),
     [
         ({"ticket": "0" * 32}, "ticket"),
+        ({"ticket": "\ud800"}, "malformed"),
         ({"port": 22}, "port"),
         ({"to": 1}, "foreign-node"),
         ({"from": 2}, "foreign-node"),
@@ -139,6 +140,14 @@ def test_head_with_wrong_offer_of_the_hub_refuses_it(links: Links, changes: dict
     head.take_from_hub({**offer(links), **changes, "t": "dial"})
     assert dict(head.refusals) == {reason: 1}
     assert not head.streams
+
+
+def test_head_with_nested_name_of_an_offered_stream_refuses_it(links: Links) -> None:
+    nested: list[Any] = []
+    for _ in range(2000):
+        nested = [nested]
+    with pytest.raises(Refused, match="as attempt, which must be a short text"):
+        links.heads["south"].take_from_hub({**offer(links, ticket=""), "t": "dial", "attempt": nested})
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,30 @@ async def test_launch_request_with_a_shell_command_runs_nothing(agent: FakeAgent
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("receiver", "message"),
+    [
+        (0, {"op": "unfit", "code": 1e999, "error": ""}),
+        (0, {"op": "ready", "way": 0, "networks": [[7, "127.0.0.1"]]}),
+        (1, {"op": "move", "way": 1, "hosts": [], "relayed": {"pairs": [], "networks": []}}),
+    ],
+)
+async def test_malformed_message_of_other_site_is_ignored(
+    agent: FakeAgent, receiver: int, message: dict[str, Any]
+) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+
+    def meddle(sender: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
+        if payload["op"] in ("ready", "probe") and sender is not nodes[receiver]:
+            hostile = {"index": 1 - receiver, **message}
+            nodes[receiver].send(t="relay", sender=sender.token, sender_node=0, payload=hostile)
+        return payload
+
+    agent.meddle = meddle
+    await run_program(agent, nodes, RANK)
+    assert (await nodes[0].expect("exit"))["code"] == 0
+
+
 @pytest.mark.evidence("P3")
 @pytest.mark.parametrize("series", SERIES)
 async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_path: Path, series: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from koalapy.runner import preflight
 from koalapy.runner.connections import Loop
+from koalapy.runner.settings import Failure
 
 
 def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
@@ -22,6 +23,26 @@ def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
         for peer in peers:
             peer.close()
         listener.close()
+
+
+def test_probe_listener_whose_port_another_listener_takes_uses_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two listeners may bind one port with SO_REUSEADDR. The first that listens has it."""
+    loop, listen = Loop(), socket.socket.listen
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.9", 0))
+        first = other.getsockname()[1]
+
+        def listen_later(listener: socket.socket, backlog: int) -> None:
+            listen(other)
+            listen(listener, backlog)
+
+        monkeypatch.setattr(socket.socket, "listen", listen_later)
+        listener = preflight.ProbeListener(loop, "node-1", "127.0.0.9", (first, first + 9))
+        listener.close()
+        with pytest.raises(Failure, match=f"a port of {first}-{first} of 127.0.0.9: Address already in use"):
+            preflight.ProbeListener(loop, "node-1", "127.0.0.9", (first, first))
+    assert listener.port > first
 
 
 class Clock(Loop):

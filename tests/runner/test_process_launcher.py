@@ -102,6 +102,21 @@ async def test_invalid_port_of_head_is_ignored(agent: FakeAgent, port: object) -
     assert 0 < int(nodes[1].output) < 65536
 
 
+async def test_many_invalid_messages_of_other_nodes_print_ten_short_lines(
+    agent: FakeAgent, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [await agent.start(f"7.1.{i}", 0, f"127.0.1.{i + 1}") for i in range(2)]
+    nodes[1].send(**make_plan(nodes, ["true"]))
+    for _ in range(50):
+        nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload={"op": "port"})
+        nodes[1].send(t="relay", sender="x" * 900, sender_node=0, payload={})
+    nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload={"op": "port", "port": 7})
+    assert (await nodes[1].expect("exit"))["code"] == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("koala runner: (")]
+    assert len(lines) == 10
+    assert max(map(len, lines)) <= 300
+
+
 async def test_missing_program_on_other_node_ends_with_127(agent: FakeAgent) -> None:
     nodes = await run_nodes(agent, ["no-such-program"], ["7.1.0", "7.1.1"])
     assert [node.said("exit")[-1]["code"] for node in nodes] == [127, 127]

@@ -139,6 +139,25 @@ def test_terminal_repeats_end_of_input_that_a_starting_shell_discards() -> None:
     assert loop.due == {}
 
 
+def test_terminal_of_ended_shell_whose_output_fills_the_window_ends_with_the_next_credit() -> None:
+    loop, output, ends = Loop(), bytearray(), list[int]()
+
+    def send(kind: str, **fields: Any) -> None:
+        output.extend(base64.b64decode(fields.get("data", "")))
+        ends.extend([fields["code"]] if kind == "stream_end" else [])
+
+    terminal = Terminal(loop, send, {"stream": "s", "rows": 0, "columns": 0})
+    terminal.grant(0)
+    for size in range(1024, STREAM_WINDOW + 1, 1024):
+        os.write(terminal.slave, bytes(1024))
+        while len(output) < size:
+            loop.turn()
+    terminal.child_ended(3)
+    assert ends == []
+    terminal.grant(STREAM_WINDOW // 4)
+    assert ends == [3]
+
+
 @pytest.mark.processes
 def test_hangup_of_a_shell_ends_its_background_processes() -> None:
     """Also right after its prompt has appeared: two signals in a row would leave them running."""

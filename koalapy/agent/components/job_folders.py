@@ -25,6 +25,7 @@ from koalapy.agent.accounts import (
     RunAs,
     SwitchMethod,
     account_environment,
+    account_name,
 )
 from koalapy.agent.core.settings import (
     DEFAULT_TIMEOUTS,
@@ -68,6 +69,8 @@ class JobFolders:
         self._threads = ThreadPoolExecutor(THREADS, "account")
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._names_by_uid: dict[int, str] = {}
+        self._owned: set[tuple[str, int]] = set()
+        """Names and owners of folders whose owners have their names."""
 
     @classmethod
     def from_settings(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
@@ -114,13 +117,26 @@ class JobFolders:
         return self.folder_path(user, f"stage-{instance}-{token}")
 
     def list_accounts(self) -> frozenset[str]:
-        """Return the accounts that have or had jobs on this cluster, by their folders."""
+        """Return the accounts that have or had jobs on this cluster, by their folders. Raise ``SiteUnavailable``.
+
+        Any account may make folders of any names. Those count whose owner has their name, or was removed.
+        """
         if self.base is None or not self.is_mapped:
             return frozenset()
-        with contextlib.suppress(OSError), os.scandir(self.base) as entries:
-            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-            return frozenset(name for name in folders if ACCOUNT_NAME.fullmatch(name))
-        return frozenset()
+        folders: set[tuple[str, int]] = set()
+        try:
+            with os.scandir(self.base) as entries:
+                for entry in entries:
+                    if ACCOUNT_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            folders.add((entry.name, entry.stat(follow_symlinks=False).st_uid))
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._owned:  # the agent has not run yet
+                return frozenset()
+            raise SiteUnavailable(f"cannot list {self.base}: {error.strerror}") from error
+        names = {uid: account_name(uid) for uid in {uid for _, uid in folders - self._owned}}
+        self._owned |= {(name, uid) for name, uid in folders if names.get(uid) == name}
+        return frozenset(name for name, uid in folders if (name, uid) in self._owned or names[uid] == str(uid))
 
     async def account_names(self) -> Mapping[int, str]:
         """Return the accounts with jobs here by user id, including removed ones, which may still have jobs."""
@@ -185,12 +201,14 @@ class JobFolders:
 
     async def list_names(self, user: str) -> frozenset[str]:
         """Return the names of the folders that the agent made in an account. Ignore names of any other form."""
-        names: set[str] = set()
+        names: list[str] = []
 
         def take(process: AccountProcess) -> None:
             process.send_request()
-            while (entry := process.read_frame()) is not None and len(names) < MAX_NAMES:
-                names.add(entry["name"])
+            while (entry := process.read_frame()) is not None:
+                names.append(entry["name"])
+                if len(names) > MAX_NAMES:
+                    raise SiteRejected(f"account {user} has more than {MAX_NAMES:,} job folders")
 
         await self._call_process(user, "list", None, take)
         return frozenset(name for name in names if NAME.fullmatch(name))

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -254,8 +255,10 @@ class Agent:
 
     async def _sweep(self) -> None:
         """Remove folders of killed runners on this machine, which is also a node of embedded clusters."""
-        directories = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
+        directories = {self._settings.environment.get("TMPDIR", "/tmp")}
         while True:
+            with suppress(OSError):  # raised while all temporary folders are full
+                directories.add(tempfile.gettempdir())
             for base in directories:
                 if swept := await asyncio.to_thread(remove_stale_folders, base):
                     log.info("removed left folders", action="folders-swept", below=base, folders=swept)

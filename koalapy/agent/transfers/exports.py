@@ -48,6 +48,9 @@ MAX_TICKETS = 256
 """Maximum tickets; beyond it the oldest one of the site with most tickets is revoked. A running transfer does not need
 its ticket."""
 MAX_CONNECTIONS = 64
+"""Connections with an rsync daemon."""
+MAX_SILENT = 256
+"""Other connections. Beyond it the oldest one of the address with most of them is closed."""
 LOG = "rsync.log"
 MAX_LOG_SIZE = 10_000_000
 """Maximum bytes."""
@@ -188,6 +191,9 @@ class Exports:
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.subprocess.Process] = set()
         """The running rsync daemons."""
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._silent: dict[socket.socket, str] = {}
+        """Connections without a place and their peers' addresses, in the order of their arrival."""
         self._serving = BackgroundTasks()
 
     @classmethod
@@ -332,34 +338,52 @@ class Exports:
         log.info("serving files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Serve each accepted connection in a task, at most ``MAX_CONNECTIONS`` at a time, until cancelled."""
+        """Serve each accepted connection in a task, until cancelled. Close old silent ones if there are too many."""
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._serving.running) >= MAX_CONNECTIONS:
-                await asyncio.wait(self._serving.running, return_when=asyncio.FIRST_COMPLETED)
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection, (address, *_) = await loop.sock_accept(listening)
             except OSError as error:
                 log.warning("cannot accept a transfer", action="transfer-not-accepted", reason=str(error))
                 await asyncio.sleep(1.0)
                 continue
+            if len(self._silent) >= MAX_SILENT:
+                ((busiest, _),) = Counter(self._silent.values()).most_common(1)
+                oldest = next(silent for silent, other in self._silent.items() if other == busiest)
+                del self._silent[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._silent[connection] = address
             self._serving.spawn(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve one puller with an rsync daemon, which reads the present configuration."""
+        """Serve one puller once it begins TLS, and one of ``MAX_CONNECTIONS`` places is free."""
+        with connection:
+            try:
+                async with asyncio.timeout(self._login_s):
+                    if await peek_first_byte(connection) != TLS_FIRST_BYTE:
+                        return
+                    await self._places.acquire()
+            except (TimeoutError, OSError):
+                return
+            finally:
+                self._silent.pop(connection, None)
+            try:
+                await self._run_rsync(connection)
+            finally:
+                self._places.release()
+
+    async def _run_rsync(self, connection: socket.socket) -> None:
+        """Serve one puller with an rsync daemon, which reads the present configuration. Close our end."""
         with contextlib.ExitStack() as ours:
             ours.enter_context(connection)
             try:
-                async with asyncio.timeout(self._login_s):
-                    first = await peek_first_byte(connection)
                 connection.setblocking(True)
-                if first != TLS_FIRST_BYTE or self._identity is None:
+                if self._identity is None:
                     return
                 rsync_end, tunnel_end = map(ours.enter_context, socket.socketpair())
                 rsync = await self._start_rsync(rsync_end)
                 tunnel = await self._identity.start_tunnel(connection, tunnel_end, self._login_s)
-            except TimeoutError:
-                return
             except OSError as error:
                 log.warning("cannot run rsync", action="rsync-failed", reason=str(error))
                 return

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from koalapy.agent.runners.uplink import Questions
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.exports import RSYNC, Route, tunnel_environment
 from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.roots import Content, GrowingDigest, measure_content
+from koalapy.agent.transfers.roots import MAX_DEPTH, Content, GrowingDigest, measure_content, remove_tree
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageFault
@@ -119,6 +118,8 @@ SHARE = 10
 """A folder is measured for at most one part in so many of the time."""
 MAX_DIGESTS = 16
 """Checksums computed at once during transfers, besides one for each running pull."""
+MAX_ENTRIES = 1_000_000
+"""Files and folders in a pulled folder: its size in bytes does not limit those that are empty."""
 MAX_BUNDLES = 16
 MAX_REPLICAS = 16
 """Replicas of this site that are checked at once; each may have to be read."""
@@ -397,9 +398,12 @@ class Pull:
         self._last = now, self.arrived_bytes
 
     def _tick(self) -> bool:
-        """Return whether any bytes have arrived. Raise ``TooManyBytes``."""
+        """Return whether any bytes have arrived. Raise ``TooManyBytes``, or ``SiteRejected`` for too many entries."""
         if self._clock.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
+            if self._looking is not None:
+                self._looking.result()
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._measure_folder)
+            self._looking.add_done_callback(_forget)
         self._progress()
         if self.arrived_bytes > self._file.size:
             raise TooManyBytes
@@ -412,7 +416,10 @@ class Pull:
         await asyncio.to_thread(self._measure_folder)
 
     def _measure_folder(self) -> None:
-        """Measure the arrived bytes, update the times of progress, and schedule the next measurement."""
+        """Measure the arrived bytes, update the times of progress, and schedule the next measurement.
+
+        Raise ``SiteRejected`` if the folder has more entries or levels than a replica.
+        """
         began = self._clock.monotonic()
         with contextlib.suppress(OSError):
             self.arrived_bytes = _size_of(self._folder)
@@ -475,7 +482,7 @@ def _forget(future: "asyncio.Future[Any]") -> None:
 
 def _empty(folder: Path) -> None:
     """Remove everything in a folder of pulled files, so that the next pull starts at 0."""
-    shutil.rmtree(folder)
+    remove_tree(folder)
     folder.mkdir(mode=0o700)
 
 
@@ -491,10 +498,22 @@ def _measure(folder: Path) -> Content:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder. Raise ``OSError``."""
-    total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            total += _size_of(Path(entry)) if is_folder else entry.stat(follow_symlinks=False).st_size
+    """Return the bytes of all files below a folder. Raise ``OSError``.
+
+    Raise ``SiteRejected`` if it has more than ``MAX_ENTRIES`` or ``MAX_DEPTH`` levels. Paths may exceed the length that
+    the system allows, so that folders are opened one by one.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    total = count = 0
+    for path, folders, files, descriptor in os.fwalk(folder, onerror=fail):
+        count += len(folders) + len(files)
+        if count > MAX_ENTRIES or path.count("/") - str(folder).count("/") > MAX_DEPTH:
+            raise SiteRejected(
+                f"it has more than {MAX_ENTRIES:,} entries or {MAX_DEPTH} levels: pack it into fewer files",
+                fault=SiteFault.IRREGULAR,
+            )
+        total += sum(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_size for name in files)
     return total

@@ -436,7 +436,12 @@ class ComponentFiles:
 
     async def remove_leftovers(self) -> None:
         """Remove folders in accounts that earlier agents left."""
-        for user in sorted(self._folders.list_accounts()):
+        try:
+            users = sorted(self._folders.list_accounts())
+        except SiteError as error:
+            log.warning("folders of accounts are not removed", action="folders-not-swept", user="", reason=str(error))
+            return
+        for user in users:
             try:
                 for name in await self._folders.list_names(user) - self._used_names(user):
                     if name not in self._used_names(user):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod
+from koalapy.agent.components import job_folders
 from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command
@@ -59,6 +60,12 @@ class FakeSudo:
     def list_calls(self, program: str) -> list[str]:
         """Return the calls of a program, each with the account before it."""
         return [call for call in self._calls if os.path.basename(call.split()[1]) == program]
+
+
+@pytest.fixture(autouse=True)
+def folders_of_removed_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no name service know the owner of the folders: all belong to the account of the test."""
+    monkeypatch.setattr(job_folders, "account_name", str)
 
 
 def folders_of(tmp_path: Path, run_command: RunCommand = run_command) -> JobFolders:
@@ -154,6 +161,16 @@ async def test_submit_as_unknown_account_is_rejected(
     with pytest.raises(SiteRejected, match="there is no account ann on north"):
         await mapped.submit_job(ready)
     assert slurm.list_calls("sbatch") == []
+
+
+@pytest.mark.processes
+async def test_account_that_lists_names_without_end_is_rejected(
+    mapped: SlurmLrm, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / COMMAND).write_text("""#!/bin/sh\nwhile echo '{"name": "work-x", "size": 0}'; do :; done\n""")
+    monkeypatch.setattr(job_folders, "MAX_NAMES", 10)
+    with pytest.raises(SiteRejected, match="account ann has more than 10 job folders"):
+        await mapped._folders.list_names("ann")
 
 
 async def test_snapshot_names_accounts_of_jobs(

@@ -8,6 +8,9 @@ import pytest
 
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import JournalFolder
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.lrm.port import LrmJobState
+from koalapy.model.errors import SiteUnavailable
 from tests.agent.conftest import FakeDaemon
 from tests.signals import until
 
@@ -88,6 +91,35 @@ async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: Mapp
     gate.touch()
     await daemon.wait_for_state("7.1.0", "ended")
     assert daemon.status("7.1.0")["program_exit"] == 0
+
+
+async def test_process_with_mark_of_another_account_ends_with_its_own_job(
+    daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    """The mark tells an embedded cluster to which job a process without parents belongs."""
+    await start_component(daemon, "7.1.0", ["/bin/sleep", "1000"], "bob")
+    await daemon.wait_for_state("7.1.0", "running")
+    mark = f"{mapped.component('7.1.0').lrm_job}.0@{mapped.cluster.directory.resolve()}"
+    escape = f"setsid env LOCALD_MARK={mark} sh -c 'echo $$ >pid; exec sleep 1000' & "
+    escape += "until [ -s pid ]; do sleep 0.05; done; kill -9 $PPID"
+    await start_component(daemon, "8.1.0", ["/bin/sh", "-c", escape], "alice")
+    await daemon.wait_for_state("8.1.0", "ended")
+    pid = (mapped.jobs / "alice" / "work-koala-test-8.1.0" / "pid").read_text().strip()
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    assert daemon.status("7.1.0")["state"] == "running"
+
+
+async def test_snapshot_after_a_failed_one_shows_ended_jobs(
+    daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_as(daemon, "7.1.0", ["/bin/true"], "alice")
+    lrm = LocalLrm(mapped.cluster, "koala-", folders=mapped.folders)
+    with monkeypatch.context() as failing:
+        failing.setattr(mapped.folders, "base", mapped.jobs / "agent.json")  # no directory
+        with pytest.raises(SiteUnavailable, match="cannot list"):
+            await lrm.take_snapshot()
+    assert [(job.user, job.state) for job in (await lrm.take_snapshot()).jobs] == [("alice", LrmJobState.ENDED)]
+    await lrm.close()
 
 
 @pytest.mark.evidence("J7", "K6")

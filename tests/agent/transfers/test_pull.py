@@ -4,10 +4,11 @@ import asyncio
 import os
 import random
 import resource
+import socket
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from tests.agent.transfers.conftest import (
     measure_path,
     needs_rsync,
 )
+from tests.deep_folders import deep_folder
 
 pytestmark = [needs_rsync, pytest.mark.processes]
 UNUSUAL_NAMES = ["a b", " lead", "trail ", "[ab]*?", "ünï €", "new\nline", "tab\t", "+ x", "- y", "'q\"", "\x01ctl"]
@@ -422,6 +424,24 @@ async def test_tickets_of_one_site_revoke_none_of_another(south: FileSite) -> No
     assert list(south.exports._tickets) == [route.module for route in kept], "the site with most tickets loses one"
 
 
+async def test_silent_connections_block_no_pull(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "MAX_SILENT", 70)
+    path = south.make_replica("data")
+    route = await export_path(south, path)
+    with ExitStack() as stack:
+        address = ("127.0.0.1", route.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(75)]
+        north.start_stage(south.make_input(path))
+        await north.wait_for_state("done")
+        for connection in silent[:5]:
+            assert connection.recv(1) == b"", "the oldest make room"
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+
+
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another folder that gets the same descriptor number would be served in its place."""
     route = await export_path(south, south.make_replica("data"))
@@ -559,3 +579,51 @@ async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: C
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
     assert (await pull.run_rsync(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
+
+
+@contextmanager
+def empty_files(folder: Path) -> Iterator[None]:
+    for number in range(5):
+        (folder / str(number)).touch()
+    yield
+
+
+@pytest.mark.parametrize("fill", [empty_files, deep_folder])
+async def test_folder_with_too_many_entries_or_levels_is_the_fault_of_its_replica(
+    north: FileSite,
+    south: FileSite,
+    monkeypatch: pytest.MonkeyPatch,
+    fill: Callable[[Path], AbstractContextManager[object]],
+) -> None:
+    """Empty files and folders have no bytes, so the size of the replica does not limit them."""
+
+    async def run_hostile(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> RsyncOutcome:
+        with fill(folder):
+            for _ in range(3):
+                tick()
+                await asyncio.wait((run._pull._looking,))  # type: ignore[union-attr, type-var]
+        return RsyncOutcome(0, "")
+
+    monkeypatch.setattr(pull, "run_rsync", run_hostile)
+    monkeypatch.setattr(pull, "MAX_ENTRIES", 4)
+    await north.restart(clock=SetClock())
+    north.start_stage(south.make_input(south.make_replica("set/data").parent))
+    run = north.stages._stages[INSTANCE, T]
+    status = await north.wait_for_state("failed")
+    assert (status.fault, status.source) == ("file", "south")
+    assert "more than 4 entries or 100 levels: pack it into fewer files" in status.error
+
+
+def test_size_of_folders_with_too_long_paths_is_that_of_their_files(tmp_path: Path) -> None:
+    """rsync changes into the folder and needs relative paths only."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=folder)
+        folder, above = os.open("d" * 250, os.O_RDONLY, dir_fd=folder), folder
+        os.close(above)
+    with open("file", "wb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
+        file.write(bytes(1000))
+    os.close(folder)
+    assert pull._size_of(tmp_path) == 1000
+    pull._empty(tmp_path)
+    assert os.listdir(tmp_path) == []

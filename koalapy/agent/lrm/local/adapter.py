@@ -241,13 +241,13 @@ class LocalLrm(Lrm):
         return [entry["name"] for entry in reply["reservations"] if entry["name"].startswith(prefix)]
 
     async def take_snapshot(self) -> LrmSnapshot:
+        users = {OWN_USER}  # first: after an error, the next snapshot gets the same ended jobs
+        if self._folders.is_mapped:
+            users |= await asyncio.to_thread(self._folders.list_accounts)
         link = await self._connect()
         reply = await link.request("list", ended_since=self._ended_seq, ended_prefix=self._prefix)
         if link is self._link:
             self._ended_seq = max(self._ended_seq, reply["seq"])
-        users = {OWN_USER}
-        if self._folders.is_mapped:
-            users |= await asyncio.to_thread(self._folders.list_accounts)
         jobs: list[LrmJob] = []
         states: dict[str, ListedState] = dict.fromkeys(self.cluster.addresses, "idle")
         for record in reply["jobs"]:

@@ -121,6 +121,12 @@ def read_mark(pid: int) -> str:
     return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
 
 
+def is_owned_by(pid: int, uid: int) -> bool:
+    """Return whether an account has started a process: whether it is its real user id."""
+    fields = _read(pid, "status").partition(b"\nUid:")[2].split(maxsplit=1)
+    return fields[:1] == [b"%d" % uid]
+
+
 def read_environment(pid: int) -> bytes:
     """Return a process's initial environment as /proc has it; empty if it cannot be read.
 

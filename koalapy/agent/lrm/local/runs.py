@@ -17,6 +17,7 @@ from koalapy.agent.lrm.local.processes import (
     MARK,
     die_with_parent,
     find_orphans,
+    is_owned_by,
     process_trees,
     read_mark,
     redirect_streams,
@@ -329,11 +330,12 @@ class Runs:
     def _find_run(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
         """Return the run to which an orphaned process belongs, by its mark or else its session.
 
+        The mark of a job of another account does not count, since programs choose their environment.
         One that has neither counts for the run that ends first: it is better ended early than left behind.
         """
         mark = read_mark(pid)
         for run in self._runs.values():
-            if run.mark == mark:
+            if run.mark == mark and is_owned_by(pid, run.job.account["uid"] if run.job.account else os.getuid()):
                 self._orphan_runs[pid] = run
                 return run
         try:
