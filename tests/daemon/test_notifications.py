@@ -1,6 +1,8 @@
 """Notifications: storage, retries, bounds, and independent delivery by recipient."""
 
 import asyncio
+import smtplib
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -420,6 +422,36 @@ async def test_mail_rejection_code_decides_about_retry() -> None:
         with pytest.raises(DeliveryFailed):
             await tls.deliver_notification(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"
+
+
+@pytest.mark.processes
+async def test_mail_accepted_by_server_with_failing_quit_is_delivered() -> None:
+    with mail_server() as box:
+        mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), SYSTEM_TRUST.create_context())
+        to = Notification(1, 1.0, "mail", "ada@example.org", "ada", build_test_body("olga", 1.0))
+        box.quit_answer = "421 closing"
+        assert await mail.deliver_notification(to) == f"accepted by 127.0.0.1:{box.port}"
+        box.answers = ["550 no such user"]
+        with pytest.raises(DeliveryFailed, match="550 no such user") as refused:
+            await mail.deliver_notification(to)
+        assert refused.value.is_permanent, "the answer to QUIT does not hide that to the recipient"
+
+
+async def test_mail_that_fails_before_or_in_its_thread_counts_no_hanging_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mail = Mail(MAIL, SYSTEM_TRUST.create_context(), max_hanging=1)
+    to = Notification(1, 1.0, "mail", "ada@example.org", "ada", build_test_body("olga", 1.0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for owner, name in ((threading.Thread, "start"), (smtplib.SMTP, "__init__")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await mail.deliver_notification(to)
+        assert mail._hanging == 0
 
 
 async def test_test_of_channel_uses_configured_recipients_only_once_in_30_s(scene: Scene) -> None:
