@@ -191,6 +191,34 @@ async def test_delivery_hanging_delays_own_recipient_only(scene: Scene) -> None:
 
 
 @pytest.mark.evidence("U8")
+async def test_hanging_webhooks_delay_neither_other_users_nor_operators() -> None:
+    operators = OperatorsSection(["ops@example.org"], ["https://hooks.example.org/ops"])
+    scene = Scene(replace(SECTION, operators=operators))
+    hangs = asyncio.Event()
+    scene.answer = lambda notification: hangs.wait() if "?" in notification.to else None
+    for owner in ("ada", "bob", "carol"):
+        for number in range(10):
+            hook = f"https://hooks.example.org/{owner}?{number}"
+            spec = replace(SPEC, owner=owner, mail_user="", webhook=hook)
+            scene.change_job(make_job(number, JobState.SUCCEEDED, spec), JobState.RUNNING)
+    dave = replace(SPEC, owner="dave", mail_user="dave@example.org")
+    scene.change_job(make_job(99, JobState.SUCCEEDED, dave), JobState.RUNNING)
+    scene.notifications.alert_changed(ALERT, True)
+    scene.notifications._start_due_deliveries()
+    await signals.until(lambda: len(scene.tried) >= 7)
+    assert scene.tried == [
+        *(f"job-end to https://hooks.example.org/{name}?{number}" for name in ("ada", "bob") for number in (0, 1)),
+        "job-end to dave@example.org",
+        "alert to ops@example.org",
+        "alert to https://hooks.example.org/ops",
+    ]
+    hangs.set()
+    await scene.settle_deliveries()
+    assert len(scene.tried) == 33
+    assert not scene.notifications._running
+
+
+@pytest.mark.evidence("U8")
 async def test_notifications_are_limited_by_queue_and_rate() -> None:
     scene = Scene(replace(SECTION, waiting=5, per_hour=3))
     for ident in range(1, 9):
