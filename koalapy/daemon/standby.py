@@ -57,6 +57,12 @@ def check_database(settings: Settings) -> None:
         reject("--standby", url.partition(":")[0], problem, hint)
 
 
+def set_on_signals(event: asyncio.Event) -> None:
+    """Set an event on SIGTERM and SIGINT, from now on and in place of what they did before."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+
+
 def url_of(listener: socket.socket, certificate: Certificate | None, name: str = "") -> str:
     """Return the URL of a listening socket, with another ``name`` of the host if one is given."""
     host, port = listener.getsockname()[:2]
@@ -85,6 +91,8 @@ class Standby:
     """The thread that reads the lease."""
     announce: Callable[[str, str], None]
     """Called with the URL of this daemon, and host or URL of the active one."""
+    signalled: asyncio.Event
+    """Set by SIGTERM and SIGINT, also after ``run`` has returned."""
     state: LeaseState = NO_LEASE
     _foreign_reads: int = 0
     """How often the data directory lacked a commit of the active daemon."""
@@ -99,24 +107,23 @@ class Standby:
         """Stand by until the lease may be taken, and return how; None if a signal ends this daemon."""
         assert self.settings.database is not None
         gc.unfreeze()  # objects of an earlier active daemon of this process
-        ended, address = asyncio.Event(), own_url(self.settings, listener, self.certificate)
+        address = own_url(self.settings, listener, self.certificate)
         if address.partition("://")[2].startswith(("localhost", "127.", "[::1]")):
             log.warning("give --host or set public_url: the address is local", action="local-address", url=address)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
-        ending = asyncio.create_task(ended.wait())
+        set_on_signals(self.signalled)
+        ending = asyncio.create_task(self.signalled.wait())
         reader, watch = LeaseReader(self.settings.database), LeaseWatch()
         server: HttpServer | None = None
         serving: asyncio.Task[None] | None = None
         watchdog = Watchdog(self.manager, lambda: f"stands by; {self._active} is active")
         try:
-            while not ended.is_set():
+            while not self.signalled.is_set():
                 try:
                     reading = loop.run_in_executor(self.threads, reader.read)
                     either: set[asyncio.Future[Any]] = {reading, ending}
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                    if ended.is_set():  # also while the database does not answer
+                    if self.signalled.is_set():  # also while the database does not answer
                         return None
                     state = await reading
                     if reason := watch.find_reason(state, time.monotonic()):
