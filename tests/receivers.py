@@ -77,6 +77,10 @@ class Mailbox:
     port: int = 0
     mails: list[EmailMessage] = field(default_factory=list)
     answers: list[str] = field(default_factory=lambda: ["250 OK"])
+    quit_answer: str = "221 Bye"
+
+    async def handle_QUIT(self, _: SMTP, __: Session, ___: Envelope) -> str:
+        return self.quit_answer
 
     async def handle_RCPT(self, _: SMTP, __: Session, envelope: Envelope, address: str, ___: list[str]) -> str:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

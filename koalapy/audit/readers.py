@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import json
+import os
 import re
 import time
 import zlib
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -266,16 +267,17 @@ def read_record(folder: Path) -> Iterator[Run]:
     A killed daemon loses the last second of its record, so each daemon run is a separate source. Nothing is known of
     what began before the end of its first part, if others were removed.
     """
-    parts = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob("*.jsonl*"), reverse=True)}
+    files = [path.name for path in folder.glob("*.jsonl*") if path.suffix != ".incoming"]
+    parts = {name.removesuffix(".gz"): folder / name for name in sorted(files)}
     source = Source("record of events", lateness_s=REPORT_LATENESS_S)
     live: dict[str, _Reported] = {}
     holding: dict[str, tuple[float, list[str]]] = {}
     for began, names in groupby(sorted(parts), key=lambda name: name.partition("-")[0]):
         paths = [parts[name] for name in names]
-        written_until = max(path.stat().st_mtime for path in paths)
+        written_at = [_last_write(path) for path in paths]
         is_whole = paths[0].name.startswith(f"{began}-000001.")
-        since = int(began) / 1000 if is_whole else paths[0].stat().st_mtime
-        source = replace(source, since=since, read_at=written_until)
+        since = int(began) / 1000 if is_whole else written_at[0]
+        source = replace(source, since=since, read_at=max(written_at))
         for component in live.values():
             component.is_cut = True
         for step in chain.from_iterable(map(_read_steps, paths)):
@@ -293,10 +295,29 @@ def read_record(folder: Path) -> Iterator[Run]:
 
 def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of a file of the record, up to a line that was cut, or spoiled by a loss of power."""
-    with suppress(EOFError, gzip.BadGzipFile, zlib.error, ValueError), path.open("rb") as file:
-        for line in gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file:
+    with suppress(EOFError, gzip.BadGzipFile, zlib.error, ValueError), _open_part(path) as file:
+        for line in gzip.GzipFile(fileobj=file) if file.name.endswith(".gz") else file:
             if "at" in (step := json.loads(line.decode())):
                 yield step
+
+
+def _last_write(path: Path) -> float:
+    with _open_part(path) as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
+def _open_part(path: Path) -> BinaryIO:
+    """Open a file of the record, compressed or not. The daemon may compress it at any time.
+
+    Raise ``UsageError`` if it was removed: without it, programs that ran would seem not to have run.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            return path.open("rb")
+        return path.with_name(f"{path.name}.gz").open("rb")
+    except OSError as error:
+        hint = "repeat the audit: the daemon removes old parts of its record"
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 def _apply_event(

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import FILES_WANTED, SHUTDOWN_GRACE, Connections, HttpServer
 from koalapy.daemon.services import Services
-from koalapy.daemon.standby import Standby, check_database, own_url, url_of
+from koalapy.daemon.standby import Standby, check_database, own_url, set_on_signals, url_of
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
@@ -132,6 +131,7 @@ async def run(
     listener = bind_listener(host, port, settings)
     data_dir = make_data_directory()
     certificate = load_certificate(settings, data_dir)
+    signalled = asyncio.Event()
 
     async def serve_until_end(own_token: str, listener: socket.socket, claim: Claim) -> bool:
         """Take the lease and serve until the daemon ends. Return whether it ends because it has lost the lease.
@@ -157,6 +157,7 @@ async def run(
                 connections,
                 build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
                 announce,
+                signalled,
                 services.list_duties(),
                 certificate,
                 manager,
@@ -182,7 +183,16 @@ async def run(
         is_replaced, threads = True, Threads(1, "lease")
         while is_replaced:
             standby = Standby(
-                settings, policies, host, data_dir, certificate, own_token, manager, threads, announce_standby
+                settings,
+                policies,
+                host,
+                data_dir,
+                certificate,
+                own_token,
+                manager,
+                threads,
+                announce_standby,
+                signalled,
             )
             if (claim := await standby.run(listener)) is None:
                 return
@@ -207,6 +217,8 @@ class Daemon:
     connections: Connections
     agents: EmbeddedAgents
     announce: Callable[[str], None]
+    signalled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by SIGTERM and SIGINT; may be set before ``run``, while this process stood by or took over."""
     duties: Sequence[Duty] = ()
     certificate: Certificate | None = None
     manager: ServiceManager = field(default_factory=ServiceManager)
@@ -216,10 +228,10 @@ class Daemon:
     """Called last before the process exits without a clean stop."""
 
     def __post_init__(self) -> None:
-        self._end = asyncio.Event()
+        self._lease_lost = asyncio.Event()
         self._watchdog = Watchdog(self.manager, self.status)
         self._server = HttpServer(self.app, self.connections, self._announce_start, self.certificate)
-        self._duties = Duties(self.engine, self.store, self._end.set, self.duties)
+        self._duties = Duties(self.engine, self.store, self._lease_lost.set, self.duties)
 
     def _announce_start(self) -> None:
         """Start what needs the daemon's address: embedded agents, service manager and watchdog."""
@@ -232,17 +244,16 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until SIGTERM, SIGINT, the loss of the database's lease, or the unexpected end of engine or server."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end.set)
+        set_on_signals(self.signalled)
         engine = asyncio.create_task(self.engine.run(), name="engine")
         server = asyncio.create_task(self._server.serve([self.listener]), name="server")
-        ended = asyncio.create_task(self._end.wait(), name="end")
+        ends = [asyncio.create_task(event.wait(), name="end") for event in (self.signalled, self._lease_lost)]
         self._duties.start()
         try:
-            await asyncio.wait({engine, server, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({engine, server, *ends}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended.cancel()
+            for end in ends:
+                end.cancel()
             await self._shut_down(engine, server)
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:

@@ -71,7 +71,10 @@ class ReservationOrder:
 
 
 class Reservations:
-    """Makes, ends and checks reservations. It stores each step before it asks clusters or tells the scheduler."""
+    """Makes, ends and checks reservations.
+
+    It stores each step before it asks clusters or tells the scheduler; that one has failed is stored by ``check``.
+    """
 
     def __init__(
         self,
@@ -248,7 +251,7 @@ class Reservations:
                 raise
             refusals |= refused
             reason = "; ".join(f"{name}: {refusal}" for name, refusal in refused.items())
-            await self._change(reservation, ReservationState.FAILED, reason)
+            self._fail(reservation, reason)  # a commit here would take the audit entry of the request
             await self._release(reservation)
             if isinstance(order.request, FixedRequest):
                 raise _refused(refusals)

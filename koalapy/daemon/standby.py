@@ -5,10 +5,11 @@ import gc
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from fastapi import FastAPI
@@ -22,11 +23,13 @@ from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.core import Core
 from koalapy.daemon.engine.database import Threads
+from koalapy.daemon.engine.duties import Duty, repeat_duty
 from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
-from koalapy.daemon.listener.certificate import Certificate
+from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.listener.connections import FILES_WANTED, Connections, HttpServer
+from koalapy.daemon.services import KEYS_INTERVAL
 from koalapy.daemon.web_server import trust_proxies
 from koalapy.model.errors import StoreUnavailable, UsageError, reject
 from koalapy.policies.registry import Registry
@@ -35,6 +38,9 @@ from koalapy.store.job_numbers import recorded_commit
 from koalapy.store.records import ClusterRecord
 from koalapy.store.standby import NO_LEASE, LeaseReader, LeaseState, LeaseWatch
 from koalapy.system.process import ServiceManager, raise_file_limit
+
+if TYPE_CHECKING:
+    from koalapy.daemon.auth.oidc import Oidc
 
 log = structlog.get_logger()
 
@@ -55,6 +61,12 @@ def check_database(settings: Settings) -> None:
         problem = "needs PostgreSQL: SQLite is a file of one machine, which ends with it"
         hint = "set database: postgresql://USER@HOST/NAME for both daemons, or leave --standby out"
         reject("--standby", url.partition(":")[0], problem, hint)
+
+
+def set_on_signals(event: asyncio.Event) -> None:
+    """Set an event on SIGTERM and SIGINT, from now on and in place of what they did before."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
 
 
 def url_of(listener: socket.socket, certificate: Certificate | None, name: str = "") -> str:
@@ -85,6 +97,8 @@ class Standby:
     """The thread that reads the lease."""
     announce: Callable[[str, str], None]
     """Called with the URL of this daemon, and host or URL of the active one."""
+    signalled: asyncio.Event
+    """Set by SIGTERM and SIGINT, also after ``run`` has returned."""
     state: LeaseState = NO_LEASE
     _foreign_reads: int = 0
     """How often the data directory lacked a commit of the active daemon."""
@@ -99,31 +113,31 @@ class Standby:
         """Stand by until the lease may be taken, and return how; None if a signal ends this daemon."""
         assert self.settings.database is not None
         gc.unfreeze()  # objects of an earlier active daemon of this process
-        ended, address = asyncio.Event(), own_url(self.settings, listener, self.certificate)
+        address = own_url(self.settings, listener, self.certificate)
         if address.partition("://")[2].startswith(("localhost", "127.", "[::1]")):
             log.warning("give --host or set public_url: the address is local", action="local-address", url=address)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
-        ending = asyncio.create_task(ended.wait())
+        set_on_signals(self.signalled)
+        ending, provider = asyncio.create_task(self.signalled.wait()), load_provider(self.settings)
+        duties = [asyncio.create_task(repeat_duty(duty), name=duty.name) for duty in self._list_duties(provider)]
         reader, watch = LeaseReader(self.settings.database), LeaseWatch()
         server: HttpServer | None = None
         serving: asyncio.Task[None] | None = None
         watchdog = Watchdog(self.manager, lambda: f"stands by; {self._active} is active")
         try:
-            while not ended.is_set():
+            while not self.signalled.is_set():
                 try:
                     reading = loop.run_in_executor(self.threads, reader.read)
                     either: set[asyncio.Future[Any]] = {reading, ending}
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                    if ended.is_set():  # also while the database does not answer
+                    if self.signalled.is_set():  # also while the database does not answer
                         return None
                     state = await reading
                     if reason := watch.find_reason(state, time.monotonic()):
                         previous = {"active": self._active, "epoch": state.epoch}
                         log.warning("this daemon takes over", action="takes-over", reason=reason, **previous)
                         return Claim(address, None if state.is_released else state.expires_at)
-                    self._read_database(state)
+                    self._read_database(state, provider)
                 except StoreUnavailable as error:
                     watch.forget()
                     self._note_problem(error.message)
@@ -135,7 +149,8 @@ class Standby:
                 await asyncio.wait({ending}, timeout=POLL_INTERVAL_S)
             return None
         finally:
-            ending.cancel()
+            for task in (ending, *duties):
+                task.cancel()
             watchdog.stop()
             if server is not None and serving is not None:
                 server.should_exit = True
@@ -191,7 +206,14 @@ class Standby:
             log.info("the database is available again", action="database-back")
         self._problem = problem
 
-    def _read_database(self, state: LeaseState) -> None:
+    def _list_duties(self, provider: "Oidc | None") -> Iterator[Duty]:
+        """Yield the periodic work of a daemon that answers reads, by which withdrawn keys end."""
+        if provider is not None:
+            yield Duty("keys of the provider", KEYS_INTERVAL, provider.keys.refresh_keys)
+        if (certificate := self.certificate) is not None:
+            yield Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.reload_if_changed))
+
+    def _read_database(self, state: LeaseState, provider: "Oidc | None") -> None:
         """Check the state of the lease, and build the application that reads, or refresh its tokens.
 
         The application is built once the database has the tables of this version.
@@ -202,9 +224,7 @@ class Standby:
             return
         if self._app is None:
             self._core = core = Core(self.settings, self.policies, self.data_dir, claim=None)
-            self._identities = build_identities(
-                self.settings, core.stores.tokens, core.clock, load_provider(self.settings), self.own_token
-            )
+            self._identities = build_identities(self.settings, core.stores.tokens, core.clock, provider, self.own_token)
             outputs = Outputs(core.engine, core.queries, core.stores.jobs, core.stores.output)
             jobs = Jobs(core.engine, core.queries, core.stores.jobs, outputs, 1, self._describe_cluster)
             health = HealthMonitor(core.engine, core.queries, {}, self.settings.disks)

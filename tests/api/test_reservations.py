@@ -179,6 +179,21 @@ async def test_reservation_leaves_nothing_if_a_cluster_refuses(tmp_path: Path) -
         assert len(names) == len(set(names)) == 2, "failed ones are not listed"
 
 
+async def test_audit_names_reservation_that_was_made_not_the_refused_try_before(tmp_path: Path) -> None:
+    sites = Sites(refusals={"north": "busy"})
+    async with start_daemon(tmp_path, sites) as api:
+        answer = await api.post(PATH, json=ORDER | {"request": {"type": "flexible", "total_size": 4}})
+        assert (answer.json()["name"], answer.json()["parts"]) == ("r2", [{"cluster": "south", "nodes": 4}])
+        assert (await api.post(PATH, json=ORDER | {"request": fixed(north=1)})).status_code == 409
+        await service_of(api).check()  # which stores that r1 has failed
+        assert [each.state for each in service_of(api)._store.load()] == ["failed", "made", "failed"]
+        entries = (await api.get("/api/v1/audit", params={"action": "make_reservation"})).json()["entries"]
+        assert [(each["target"], each["outcome"], each["detail"]) for each in entries] == [
+            ("reservation r2", "done", "south:4"),
+            ("reservation r3", "refused", "409 north:1"),
+        ]
+
+
 async def test_restarted_daemon_keeps_reservation_and_removes_what_it_does_not_know(tmp_path: Path) -> None:
     sites = Sites()
     async with start_daemon(tmp_path, sites) as api:

@@ -228,6 +228,38 @@ def test_read_record_with_ended_program_yields_its_interval(tmp_path: Path, pack
     assert (run.source.since, run.source.read_at) == (99.0, 1000.0)
 
 
+def test_read_record_while_daemon_compresses_and_removes_parts(tmp_path: Path) -> None:
+    def change_parts(change: Callable[[Path], None]) -> list[Run]:
+        """Return the runs that are read if all but the first part change after the first run is read."""
+        write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED), *STEPS], until=200.0)
+        write_record(tmp_path, 99_000, [reported(109.0, ENDED)], part=2, until=300.0)
+        write_record(tmp_path, 150_000, [{"n": 1, "at": 151.0}, *STEPS, reported(152.0, ENDED)], until=400.0)
+        (tmp_path / "0000000150000-000001.jsonl.incoming").write_bytes(b"half")
+        runs = read_record(tmp_path)
+        first = next(runs)
+        for path in tmp_path.glob("*"):
+            if path.name != "0000000099000-000001.jsonl":
+                change(path)
+        return [first, *runs]
+
+    def compress(path: Path) -> None:
+        if path.suffix != ".incoming":
+            write = path.stat().st_mtime
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            os.utime(path.with_name(f"{path.name}.gz"), (write, write))
+        path.unlink()
+
+    programs = [run for run in change_parts(compress) if run.kind is RunKind.PROGRAM]
+    assert [(run.end, run.source.since, run.source.read_at) for run in programs] == [
+        (108.0, 99.0, 300.0),
+        (109.0, 99.0, 300.0),
+        (152.0, 150.0, 400.0),
+    ]
+    with pytest.raises(UsageError, match=r"000002\.jsonl.* cannot be read") as error:
+        change_parts(Path.unlink)
+    assert "repeat the audit" in error.value.hint
+
+
 def test_read_record_with_repeated_end_yields_program_once(tmp_path: Path) -> None:
     write_record(tmp_path, 99_000, [*STEPS, reported(108.0, ENDED), reported(120.0, ENDED)])
     runs = list(read_record(tmp_path))

@@ -85,6 +85,29 @@ async def test_alert_of_earlier_problem_is_listed_at_once_and_notified_if_it_las
     assert (scene.told, scene.notified) == ([("cluster north", True), ("cluster north", False)], [])
 
 
+async def test_alert_that_becomes_critical_is_notified_again_once(scene: Scene) -> None:
+    warning, severities = make_alert(severity=Severity.WARNING), list[tuple[str, bool]]()
+    scene.alerts._notify = lambda alert, begins: severities.append((alert.severity, begins))
+    for alert in (warning, warning, warning, warning, make_alert(), make_alert(), warning, make_alert(), warning):
+        await scene.run_checks(5, alert)
+    await scene.run_checks(15)
+    assert severities == [("warning", True), ("critical", True), ("critical", False)]
+
+
+async def test_alert_silenced_at_its_begin_is_notified_when_the_silence_has_expired(scene: Scene) -> None:
+    await scene.alerts.mark([make_alert()], MarkAction.SILENCE, "olga", "", 30.0)
+    for _ in range(5):
+        await scene.run_checks(5, make_alert())
+    await scene.run_checks(15)
+    assert scene.told, "it was listed"
+    assert scene.notified == [], "neither its begin nor its end"
+    await scene.alerts.mark([make_alert()], MarkAction.SILENCE, "olga", "", 30.0)
+    for _ in range(6):
+        assert scene.notified == []
+        await scene.run_checks(5, make_alert())
+    assert scene.notified == [("cluster north", True)]
+
+
 async def test_alert_has_newest_summary_and_earliest_time(scene: Scene) -> None:
     await scene.run_checks(0, make_alert(since=90.0, summary="first"))
     await scene.run_checks(6, make_alert(since=106.0, summary="then", severity=Severity.WARNING))

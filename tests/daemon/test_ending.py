@@ -1,4 +1,4 @@
-"""The end of a daemon with a hanging database, in a subprocess, since hanging threads would block this process."""
+"""A daemon ends during a takeover, and while its database hangs: in a subprocess, which hanging threads may block."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,23 @@ from koalapy.daemon.listener.connections import Connections
 from koalapy.daemon.main import Daemon
 from koalapy.scheduler.events import ClusterDrained
 from tests.daemon.test_hub import Daemon as Parts
+from tests.needs import find_postgresql
+from tests.store.postgresql import Server
 
 pytestmark = pytest.mark.processes
 
 DEADLINE = 60.0
+ROOT = Path(__file__).parents[2]
+INSTALLED = find_postgresql()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    assert INSTALLED is not None
+    server = Server(INSTALLED)
+    server.start()
+    yield server
+    server.remove()
 
 
 async def _do_nothing(*request: object) -> None:
@@ -51,10 +65,9 @@ async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
 
 
 def test_daemon_with_hanging_database_ends_on_signal(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
     completed = subprocess.run(
         [sys.executable, "-m", __name__, str(tmp_path)],
-        cwd=root,
+        cwd=ROOT,
         timeout=DEADLINE,
         capture_output=True,
         text=True,
@@ -96,6 +109,38 @@ def test_process_with_hanging_queries_ends(tmp_path: Path) -> None:
         [sys.executable, "-c", HANG_ONE_BY_ONE], timeout=DEADLINE, capture_output=True, text=True, check=True
     )
     assert completed.stdout.splitlines()[-1] == "told"
+
+
+TAKE_OVER = """
+import os, signal, sys
+from pathlib import Path
+from koalapy.daemon import main
+from koalapy.daemon.web_server import ServerOptions
+from koalapy.model import errors
+
+build, failure = main.Core, sys.argv[2]
+
+def build_core(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    if failure:
+        raise getattr(errors, failure)("in a test")
+    return build(*arguments)
+
+main.Core = build_core
+main.serve("127.0.0.1", 0, Path(sys.argv[1]), None, ServerOptions(standby=True), lambda *urls: print("serves", urls))
+print("ended in order")
+"""
+
+
+@pytest.mark.skipif(not INSTALLED, reason="PostgreSQL missing")
+@pytest.mark.parametrize("failure", ["", "StoreUnavailable"])
+def test_signal_during_takeover_ends_daemon(server: Server, tmp_path: Path, failure: str) -> None:
+    command = [sys.executable, "-c", TAKE_OVER, str(tmp_path / "data"), failure]
+    environment = os.environ | {"KOALA_DATABASE": server.new_database()}
+    completed = subprocess.run(
+        command, timeout=DEADLINE, capture_output=True, text=True, check=False, env=environment, cwd=ROOT
+    )
+    assert (completed.returncode, completed.stdout[-15:]) == (0, "ended in order\n"), completed.stderr
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Notifications: storage, retries, bounds, and independent delivery by recipient."""
 
 import asyncio
+import smtplib
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -186,6 +188,34 @@ async def test_delivery_hanging_delays_own_recipient_only(scene: Scene) -> None:
     assert sorted(scene.tried) == ["job-end to ada@example.org"] + 2 * ["job-end to bob@example.org"]
     await scene.notifications.stop()
     assert [each.owner for each in scene.store.notifications()] == ["ada", "ada"], "left to the next daemon"
+
+
+@pytest.mark.evidence("U8")
+async def test_hanging_webhooks_delay_neither_other_users_nor_operators() -> None:
+    operators = OperatorsSection(["ops@example.org"], ["https://hooks.example.org/ops"])
+    scene = Scene(replace(SECTION, operators=operators))
+    hangs = asyncio.Event()
+    scene.answer = lambda notification: hangs.wait() if "?" in notification.to else None
+    for owner in ("ada", "bob", "carol"):
+        for number in range(10):
+            hook = f"https://hooks.example.org/{owner}?{number}"
+            spec = replace(SPEC, owner=owner, mail_user="", webhook=hook)
+            scene.change_job(make_job(number, JobState.SUCCEEDED, spec), JobState.RUNNING)
+    dave = replace(SPEC, owner="dave", mail_user="dave@example.org")
+    scene.change_job(make_job(99, JobState.SUCCEEDED, dave), JobState.RUNNING)
+    scene.notifications.alert_changed(ALERT, True)
+    scene.notifications._start_due_deliveries()
+    await signals.until(lambda: len(scene.tried) >= 7)
+    assert scene.tried == [
+        *(f"job-end to https://hooks.example.org/{name}?{number}" for name in ("ada", "bob") for number in (0, 1)),
+        "job-end to dave@example.org",
+        "alert to ops@example.org",
+        "alert to https://hooks.example.org/ops",
+    ]
+    hangs.set()
+    await scene.settle_deliveries()
+    assert len(scene.tried) == 33
+    assert not scene.notifications._running
 
 
 @pytest.mark.evidence("U8")
@@ -420,6 +450,36 @@ async def test_mail_rejection_code_decides_about_retry() -> None:
         with pytest.raises(DeliveryFailed):
             await tls.deliver_notification(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"
+
+
+@pytest.mark.processes
+async def test_mail_accepted_by_server_with_failing_quit_is_delivered() -> None:
+    with mail_server() as box:
+        mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), SYSTEM_TRUST.create_context())
+        to = Notification(1, 1.0, "mail", "ada@example.org", "ada", build_test_body("olga", 1.0))
+        box.quit_answer = "421 closing"
+        assert await mail.deliver_notification(to) == f"accepted by 127.0.0.1:{box.port}"
+        box.answers = ["550 no such user"]
+        with pytest.raises(DeliveryFailed, match="550 no such user") as refused:
+            await mail.deliver_notification(to)
+        assert refused.value.is_permanent, "the answer to QUIT does not hide that to the recipient"
+
+
+async def test_mail_that_fails_before_or_in_its_thread_counts_no_hanging_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mail = Mail(MAIL, SYSTEM_TRUST.create_context(), max_hanging=1)
+    to = Notification(1, 1.0, "mail", "ada@example.org", "ada", build_test_body("olga", 1.0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for owner, name in ((threading.Thread, "start"), (smtplib.SMTP, "__init__")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await mail.deliver_notification(to)
+        assert mail._hanging == 0
 
 
 async def test_test_of_channel_uses_configured_recipients_only_once_in_30_s(scene: Scene) -> None:

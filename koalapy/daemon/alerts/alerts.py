@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
+from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, Severity, urgency_key
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.wording import format_list
@@ -33,7 +33,8 @@ class Finding:
     last: float
     begun_at: float | None = None
     """When it was first listed; None: not yet."""
-    is_notified: bool = False
+    notified: Severity | None = None
+    """The severity of its last notification; None: it had none."""
 
 
 class Alerts:
@@ -50,7 +51,7 @@ class Alerts:
     ) -> None:
         """Call ``on_change`` with each alert that begins or ends, and ``notify`` with each that is listed for longer.
 
-        ``mark_store`` None: alerts cannot be marked.
+        ``notify`` is called again when an alert becomes critical. ``mark_store`` None: alerts cannot be marked.
         """
         self._checks, self._rules, self._clock = checks, rules, clock
         self._on_change, self._notify = on_change, notify
@@ -122,7 +123,8 @@ class Alerts:
     def _update_findings(self, alerts: Iterable[Alert], now: float) -> None:
         """Begin alerts of problems that last for ``hold`` seconds, and end those not found for ``release`` seconds.
 
-        ``alerts`` are what the checks have found at ``now``. Notify of alerts that are listed for ``hold`` seconds.
+        ``alerts`` are what the checks have found at ``now``. Notify of alerts that are listed for ``hold`` seconds and
+        not silenced, again when they become critical, and at their end.
         """
         hold = self._rules.hold
         for alert in alerts:
@@ -133,16 +135,20 @@ class Alerts:
             if finding.begun_at is None and now - finding.alert.since >= hold:
                 finding.begun_at = now
                 self._report_change(finding.alert, begins=True)
-            if finding.begun_at is not None and not finding.is_notified and now - finding.begun_at >= hold:
-                finding.is_notified = True
-                self._notify(self._with_mark(finding.alert), True)
+            if finding.begun_at is None or now - finding.begun_at < hold:
+                continue
+            marked = self._with_mark(finding.alert)
+            if finding.notified not in (Severity.CRITICAL, marked.severity) and not marked.is_silenced:
+                finding.notified = marked.severity
+                self._notify(marked, True)
         for key, finding in list(self._findings.items()):
             if finding.last < now and (finding.begun_at is None or now - finding.last >= self._rules.release):
                 del self._findings[key]
                 if finding.begun_at is not None:
                     self._report_change(finding.alert, begins=False)
-                if finding.is_notified:
-                    self._notify(self._with_mark(finding.alert), False)
+                if finding.notified is not None:
+                    # By the severity that was notified, so that its recipients learn of the end.
+                    self._notify(self._with_mark(replace(finding.alert, severity=finding.notified)), False)
 
     def _report_change(self, alert: Alert, *, begins: bool) -> None:
         """Log that an alert begins or ends, and report it."""

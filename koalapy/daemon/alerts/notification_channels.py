@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from email.message import EmailMessage
 from email.utils import formatdate
 from typing import Protocol
@@ -154,13 +154,13 @@ class Mail:
             error: Exception | None = None
             try:
                 self._send_message(message)
-            except (smtplib.SMTPException, OSError, ValueError) as caught:
+            except Exception as caught:  # noqa: BLE001 whatever it is, the thread has ended
                 error = caught
             with suppress(RuntimeError):  # the daemon has ended
                 loop.call_soon_threadsafe(complete_sending, error)
 
-        self._hanging += 1
         threading.Thread(target=send_message, name="mail", daemon=True).start()
+        self._hanging += 1  # not before, since the machine may have no more threads
         async with asyncio.timeout(self._timeouts.mail_s):
             await sent
 
@@ -173,12 +173,16 @@ class Mail:
             )
         else:
             server = smtplib.SMTP(section.host, section.port, timeout=timeout_s)
-        with server:
-            if section.encryption == "starttls":
-                server.starttls(context=self._context)
-            if section.user:
-                server.login(section.user, section.password)
-            server.send_message(message)
+        with closing(server):
+            try:
+                if section.encryption == "starttls":
+                    server.starttls(context=self._context)
+                if section.user:
+                    server.login(section.user, section.password)
+                server.send_message(message)
+            finally:
+                with suppress(smtplib.SMTPException, OSError):  # no answer to QUIT changes what was accepted before
+                    server.quit()
 
 
 def _describe_answer(code: int, text: bytes | str) -> str:

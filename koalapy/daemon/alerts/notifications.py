@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +39,11 @@ MAX_WAITING = 20_000
 """Maximum number of undelivered notifications of all users together."""
 MIN_PAUSE = 0.05
 """Minimum seconds between two passes over the queue."""
-AT_ONCE = 8
-"""Recipients that are notified at the same time."""
+MAX_PER_USER, MAX_PER_SERVER = 2, 4
+"""Maximum number of deliveries at the same time of one user, and to one mail server or host of webhooks.
+
+Those for operators are counted apart. Together they do not exceed ``MAX_HANGING`` mails.
+"""
 SLICE = 200
 """Jobs that are examined before other tasks run."""
 TEST_INTERVAL_S = 30.0
@@ -91,6 +94,8 @@ class Notifications:
         """Notifications that the rate limit has let through once; their retries are not counted again."""
         self._deliveries: dict[str, asyncio.Task[None]] = {}
         """The running delivery of each recipient; one at a time."""
+        self._running: Counter[tuple[str, str]] = Counter()
+        """The number of running deliveries by each key of ``_limits_of``."""
         self._finished_ids: set[int] = set()
         """Ids of finished notifications that must still be removed from the store."""
         self._wake = asyncio.Event()
@@ -247,10 +252,11 @@ class Notifications:
             due = max(notification.next_at, now + (0.0 if is_paced else self._rate_limit.wait_time(source, now)))
             if due > now:
                 next_at = due if next_at is None else min(next_at, due)
-            elif len(self._deliveries) < AT_ONCE:
+            elif all(self._running[key] < limit for key, limit in _limits_of(notification)):
                 if not is_paced:
                     self._paced.add(notification.id)
                     self._rate_limit.count(source, now)
+                self._running.update(key for key, _ in _limits_of(notification))
                 self._deliveries[recipient] = asyncio.create_task(self._attempt_delivery(notification))
         return None if next_at is None else max(0.0, next_at - now)
 
@@ -284,6 +290,7 @@ class Notifications:
             self._finish_delivery(notification)
         finally:
             self._deliveries.pop(notification.to, None)
+            self._running -= Counter(key for key, _ in _limits_of(notification))
             self._wake.set()
 
     def _rejection_reason(self, notification: Notification) -> str:
@@ -356,6 +363,14 @@ class Notifications:
                 "sending a notification failed by an internal error", action="notification-broken", exc_info=error
             )
             raise DeliveryFailed(f"internal error: {type(error).__name__}") from error
+
+
+def _limits_of(notification: Notification) -> Iterator[tuple[tuple[str, str], int]]:
+    """Yield what limits the deliveries at the same time: a key by which they are counted, and the maximum."""
+    if notification.owner:
+        yield ("user", notification.owner), MAX_PER_USER
+    server = "mail" if notification.channel == "mail" else notification.destination
+    yield ("users" if notification.owner else "operators", server), MAX_PER_SERVER
 
 
 def build_notifications(
