@@ -42,7 +42,7 @@ EXIT_TIMEOUT_S = 10.0
 MAX_HEADER_BYTES = 16 * 1024
 MAX_ERROR_BYTES = 2000
 CHUNK_BYTES = 1 << 16
-MAX_STALLS = 20
+MAX_STALLS = 240
 """Times ``stall_s`` that an operation may wait for an account's process in all, besides the time for its bytes."""
 MIN_RATE = 1 << 18
 """Bytes per second that such a process must at least move in the long run."""

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from koalapy.model import node_requirement, request
 from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
 from koalapy.model.dependency import FORM, Dependency, ResultInput, format_clause, parse_clause, parse_result_input
-from koalapy.model.errors import ProblemCode
+from koalapy.model.errors import ProblemCode, reject
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import NO_LEASE
 from koalapy.model.job_spec import MAX_BANDWIDTH, MAX_DURATION
@@ -522,6 +522,12 @@ class JobSelection(BaseModel):
     name: Name = Field("", description="only jobs of this name")
     cluster: Text = Field("", max_length=100, description="only jobs last placed on this cluster")
     limit: int = Field(100, ge=1, le=MAX_PAGE_SIZE)
+
+    def choose_owner(self, user: str) -> str:
+        """Return the owner of the jobs to list, empty for all. ``user``: the caller. Raise ``UsageError``."""
+        if self.mine and self.owner not in ("", user):
+            reject("owner", self.owner, f"is {self.owner}, but mine means your own jobs", "leave out mine or owner")
+        return user if self.mine else self.owner
 
 
 def parse_span(query: Any, now: float) -> tuple[float | None, float | None]:

@@ -140,8 +140,7 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
         Another order, and the sums, cover the 10,000 jobs that ended last; `next` and `sums_next` continue with earlier
         ones.
         """
-        name = query.owner or (caller.user if query.mine else "")
-        owner = visible_to(caller, Kind.USER, name, "owner") or ""
+        owner = visible_to(caller, Kind.USER, query.choose_owner(caller.user), "owner") or ""
         start, end = service.parse_times(query.since, query.until)
         states, position = tuple(map(JobState, query.state)), _parse_position(query.before)
         history_filter = HistoryFilter(

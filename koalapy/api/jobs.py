@@ -156,7 +156,7 @@ def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> N
         users' jobs (``redacted``). A filter by name finds only their own jobs. An array is one job here; ``array``
         lists its started tasks.
         """
-        owner = _visible_owner(caller, mine=query.mine, owner=query.owner, name=query.name)
+        owner = _visible_owner(caller, query.choose_owner(caller.user), query.name)
         states = set(query.state) | (set(JobState) - FINAL_STATES if query.active else set())
         since, until = fields.parse_span(query, clock())
         job_filter = JobFilter(
@@ -229,10 +229,8 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         return {"attempts": [attempt_view(record.job, attempt) for attempt in attempts]}
 
 
-def _visible_owner(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
+def _visible_owner(caller: Identity, owner: str, name: str) -> str:
     """Return the owner of the jobs to list, empty for all. Users may not search other users' jobs by name."""
-    if mine:
-        owner = owner or caller.user
     if caller.has_role(Role.OPERATOR):
         return owner
     if owner not in ("", caller.user):

@@ -55,14 +55,19 @@ def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[Job
             .where(jobs.c.id.in_(job_filter.ids), *_conditions_for(connection, job_filter))
             .order_by(jobs.c.id.desc())
         )
-        return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
+        return _cut_page(list(connection.execute(query.limit(job_filter.limit + 1)).scalars()), job_filter)
     bounds = _bounds_of(connection, job_filter)
     job_filter = replace(job_filter, before=bounds.before)
     sources = _sources_for(connection, job_filter, bounds.first)
     if len(sources) == 1 and not _has_conditions(job_filter):
         ids = list(connection.execute(sources[0](job_filter.before, job_filter.limit + 1)).scalars())
-        return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
+        return _cut_page(ids, job_filter)
     return _search_source(connection, job_filter, _select_farthest(connection, sources, job_filter.before))
+
+
+def _cut_page(ids: list[JobId], job_filter: JobFilter) -> tuple[list[JobId], JobId | None]:
+    """Return a page and the value of ``before`` for the next one, from the ids of a page and one more, if any."""
+    return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
 
 
 def count_jobs(connection: Connection, job_filter: JobFilter) -> tuple[int, bool]:

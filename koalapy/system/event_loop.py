@@ -78,11 +78,12 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self.running: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Start a coroutine as a task."""
+    def spawn(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Start a coroutine as a task, and return it."""
         task = asyncio.create_task(work)
         self.running.add(task)
         task.add_done_callback(self.running.discard)
+        return task
 
     def cancel(self) -> None:
         for task in self.running:

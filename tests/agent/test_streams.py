@@ -140,7 +140,6 @@ def test_agent_ends_the_streams_of_a_lost_runner_and_of_a_lost_daemon(tmp_path: 
     assert site.open("b") == "", "its name is free again"
 
 
-@pytest.mark.evidence("U19")
 def test_stream_to_a_daemon_that_does_not_read_ends(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.open()
@@ -152,6 +151,7 @@ def test_stream_to_a_daemon_that_does_not_read_ends(tmp_path: Path) -> None:
     assert [message["type"] for message in site.runners[0].sent] == ["stream_open", "stream_end"]
 
 
+@pytest.mark.evidence("U19")
 def test_stream_to_a_runner_that_does_not_read_ends(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.open()

@@ -330,6 +330,9 @@ async def test_list_jobs_by_name_of_other_user_finds_nothing(api: Api) -> None:
     unknown_owner = await api.send_as("bob", "GET", "/api/v1/jobs", params={"owner": "eve"})
     assert [answer.status_code for answer in (forbidden, unknown_owner)] == [403, 403]
     assert forbidden.json()["field"] == "owner"
+    for path in ("/api/v1/jobs", "/api/v1/history"):
+        contradiction = await api.send_as("director", "GET", path, params={"owner": "ada", "mine": True})
+        assert (contradiction.status_code, contradiction.json()["field"]) == (422, "owner"), path
 
 
 @pytest.mark.parametrize("ident", ["1", "01", "+1", "1.0", "%201", "1%20", "1_", "0_1", "1e0", "１"])

@@ -165,7 +165,7 @@ class Pooler:
 
     def stop(self) -> None:
         """End it and all its connections at once."""
-        self._process.terminate()
+        self._process.send_signal(signal.SIGQUIT)  # from PgBouncer 1.23 on, SIGTERM waits for the clients
         self._process.wait(DEADLINE)
 
     def remove(self) -> None:

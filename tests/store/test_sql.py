@@ -220,6 +220,9 @@ def test_pages_of_large_jobs_are_limited_by_bytes(store: JobStore) -> None:
     first = store.page(JobFilter(limit=11, ids=ids))
     assert [job.id for job in first.jobs] == [11, 10, 9, 8]
     assert first.before == 8
+    second = store.page(JobFilter(limit=2, ids=ids, before=first.before))
+    assert ([job.id for job in second.jobs], second.before) == ([7, 6], 6)
+    assert store.page(JobFilter(limit=2, ids=ids, before=3)).before is None
 
 
 def test_page_with_too_large_job_has_that_job(store: JobStore) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import structlog
 from pydantic import BaseModel, Field
@@ -192,8 +192,8 @@ class Exports:
         self._connections: set[asyncio.subprocess.Process] = set()
         """The running rsync daemons."""
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        self._silent: dict[socket.socket, str] = {}
-        """Connections without a place and their peers' addresses, in the order of their arrival."""
+        self._silent: dict[asyncio.Task[Any], str] = {}
+        """Tasks of connections without a place and their peers' addresses, in the order of their arrival."""
         self._serving = BackgroundTasks()
 
     @classmethod
@@ -349,12 +349,10 @@ class Exports:
                 continue
             if len(self._silent) >= MAX_SILENT:
                 ((busiest, _),) = Counter(self._silent.values()).most_common(1)
-                oldest = next(silent for silent, other in self._silent.items() if other == busiest)
+                oldest = next(task for task, other in self._silent.items() if other == busiest)
                 del self._silent[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._silent[connection] = address
-            self._serving.spawn(self._serve(connection))
+                oldest.cancel()  # also while it waits for a place
+            self._silent[self._serving.spawn(self._serve(connection))] = address
 
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one puller once it begins TLS, and one of ``MAX_CONNECTIONS`` places is free."""
@@ -367,7 +365,7 @@ class Exports:
             except (TimeoutError, OSError):
                 return
             finally:
-                self._silent.pop(connection, None)
+                self._silent.pop(cast("asyncio.Task[Any]", asyncio.current_task()), None)
             try:
                 await self._run_rsync(connection)
             finally:

@@ -118,7 +118,7 @@ SHARE = 10
 """A folder is measured for at most one part in so many of the time."""
 MAX_DIGESTS = 16
 """Checksums computed at once during transfers, besides one for each running pull."""
-MAX_ENTRIES = 1_000_000
+MAX_ENTRIES = 20_000_000
 """Files and folders in a pulled folder: its size in bytes does not limit those that are empty."""
 MAX_BUNDLES = 16
 MAX_REPLICAS = 16

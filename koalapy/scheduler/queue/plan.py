@@ -17,7 +17,7 @@ from koalapy.model.job_sizes import MAX_TIME, Barred, NodeReservation
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import ClusterName
+from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
@@ -136,12 +136,14 @@ class Plan:
         return Duration(ceil(seconds / step) * step, is_certain)
 
     def _longest_transfer(self, spec: JobSpec, view: GridView) -> float:
-        """Return the seconds of the longest transfer of a job's inputs, also from clusters that are out of reach."""
+        """Return the seconds of the longest transfer of a job's inputs to the clusters of a fixed request, else to the
+        nearest one, also from clusters that are out of reach."""
         in_reach = view.with_clusters(
             [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
         )
         delays = transfer_times(spec, in_reach, self._rules.assumed_bandwidth)
-        return max(chain.from_iterable(delays.values()), default=0.0)
+        longest = [max(seconds) for seconds in delays.values() if seconds]
+        return (max if isinstance(spec.request, FixedRequest) else min)(longest, default=0.0)
 
     def _estimate(self, spec: JobSpec, alike: Alike) -> float:
         if self._rules.default_walltime is not None:

@@ -20,6 +20,7 @@ from koalapy.agent.transfers.exports import Route, tunnel_environment
 from koalapy.agent.transfers.pull import MAX_TRIES, RsyncOutcome
 from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.system.event_loop import TLS_FIRST_BYTE
 from tests.agent.transfers.conftest import (
     INSTANCE,
     FileSite,
@@ -440,6 +441,22 @@ async def test_silent_connections_block_no_pull(
         silent[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
+
+
+async def test_connections_that_wait_for_a_place_are_closed(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "MAX_SILENT", 5)
+    route = await export_path(south, south.make_replica("data"))
+    south.exports._places = asyncio.Semaphore(0)
+    waiting = []
+    for _ in range(20):
+        waiting.append(await asyncio.open_connection("127.0.0.1", route.port))
+        waiting[-1][1].write(TLS_FIRST_BYTE)
+    for reader, _ in waiting[:15]:
+        with suppress(ConnectionResetError):
+            assert await reader.read(1) == b""
+    assert len(south.exports._serving.running) == 5
+    for _, writer in waiting:
+        writer.close()
 
 
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,12 +241,12 @@ class LocalLrm(Lrm):
         return [entry["name"] for entry in reply["reservations"] if entry["name"].startswith(prefix)]
 
     async def take_snapshot(self) -> LrmSnapshot:
-        users = {OWN_USER}  # first: after an error, the next snapshot gets the same ended jobs
-        if self._folders.is_mapped:
-            users |= await asyncio.to_thread(self._folders.list_accounts)
         link = await self._connect()
         reply = await link.request("list", ended_since=self._ended_seq, ended_prefix=self._prefix)
-        if link is self._link:
+        users = {OWN_USER}  # after the jobs, whose accounts have had folders before
+        if self._folders.is_mapped:
+            users |= await asyncio.to_thread(self._folders.list_accounts)
+        if link is self._link:  # last: after an error, the next snapshot gets the same ended jobs
             self._ended_seq = max(self._ended_seq, reply["seq"])
         jobs: list[LrmJob] = []
         states: dict[str, ListedState] = dict.fromkeys(self.cluster.addresses, "idle")

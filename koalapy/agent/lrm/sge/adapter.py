@@ -234,6 +234,7 @@ class SgeLrm(PolledLrm):
         states = "prs" if self._has_listed else "prsz"
         options = ("-f", "-g", "t", "-s", states, "-u", self._users, "-xml")
         listing = read_listing((await self._commands.run_checked("qstat", *options)).output)
+        await self._jobs.read_owners()
         ended = self._jobs.update(listing, began)
         self._has_listed = True
         await self._jobs.resolve(ended)
@@ -400,6 +401,7 @@ class TrackedJobs:
         self._commands, self._control, self._poll_soon = commands, control, poll_soon
         self.prefix, self._other_accounts, self._clock = prefix, other_accounts, clock
         self.owner = pwd.getpwuid(os.geteuid()).pw_name
+        self._owners = {self.owner}
         self.by_id: dict[str, TrackedJob] = {}
         self._ended: dict[str, tuple[LrmJob, float]] = {}
         """Ended jobs by id, with the time until which snapshots show them."""
@@ -440,10 +442,13 @@ class TrackedJobs:
             tracked.gone_since = began if tracked.gone_since is None else tracked.gone_since
         return missing
 
+    async def read_owners(self) -> None:
+        """Read the accounts of grid jobs in a thread, since file system and name service may be slow."""
+        self._owners = {self.owner, *await asyncio.to_thread(self._other_accounts)}
+
     def _select(self, listing: Listing) -> list[SgeJob]:
         """Return the grid jobs in a listing, by their accounts and the prefix of their names."""
-        owners = {self.owner, *self._other_accounts()}
-        return [job for job in listing.jobs if job.owner in owners and job.name.startswith(self.prefix)]
+        return [job for job in listing.jobs if job.owner in self._owners and job.name.startswith(self.prefix)]
 
     def record_end(self, tracked: TrackedJob, end: JobEnd) -> None:
         """Record how a job ended; snapshots show it for ``ENDED_RETENTION_S`` seconds."""
