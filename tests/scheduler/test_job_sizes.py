@@ -48,6 +48,18 @@ def test_flexible_job_keeps_within_least_size_of_cluster(policy: str) -> None:
     assert sizes_by_cluster(world, job) == {"north": 2, "west": 2}
 
 
+@pytest.mark.parametrize("policy", ["cluster-minimization", "communication-aware", "resource-matching", "auto"])
+def test_flexible_job_keeps_within_largest_size_of_cluster(policy: str) -> None:
+    world = World({"north": 10, "west": 4})
+    world.sites["north"].job_sizes = (JobSizes(1, 4),)
+    world.sites["north"].send_report(world.sites["north"].current_report())
+    world.advance(1)
+    check_submission(JobSpec(flexible(8), command=("true",), policy=policy), world.queries.limits())
+    job = world.submit(flexible(8), policy=policy)
+    world.advance(1)
+    assert sizes_by_cluster(world, job) == {"north": 4, "west": 4}
+
+
 @pytest.mark.parametrize("policy", ["best-fit", "fastest-one", "auto", "adaptive"])
 def test_single_cluster_policy_skips_cluster_that_rejects_size(policy: str) -> None:
     world = create_world(north=3, west=4)

@@ -116,7 +116,8 @@ def describe_excluded(cluster: ClusterView, requirement: NodeRequirement, spec: 
 def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
     """Return a policy's answer without components that their clusters do not accept. Raise ``BrokenPolicy``.
 
-    If an answer has some, try larger components of a flexible request, then fewer clusters.
+    If an answer has some, try larger components of a flexible request, then fewer nodes of these clusters, then without
+    them.
     """
     answer = call_policy(policy, request, view)
     if isinstance(answer, Placement) and (rejecting := _rejecting(answer, view)):
@@ -126,6 +127,11 @@ def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Plac
             larger = call_policy(policy, larger_request, view)
             if isinstance(larger, Placement) and not _rejecting(larger, view):
                 return larger
+            largest = ((cluster, max(sizes.most for sizes in cluster.job_sizes)) for cluster in rejecting)
+            if limited := [cluster.with_idle(most) for cluster, most in largest if most < cluster.idle]:
+                smaller = place_within_sizes(policy, request, view.with_clusters(limited))
+                if isinstance(smaller, Placement):
+                    return smaller
         names = {cluster.name for cluster in rejecting}
         accepting = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
         answer = place_within_sizes(policy, request, accepting)
