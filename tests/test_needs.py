@@ -13,7 +13,7 @@ def test_summary_lists_each_unmet_need_once() -> None:
     assert lines[:3] == [
         "rsync missing: 3 tests skipped; apt-get install rsync",
         "PostgreSQL missing: the store is tested with SQLite only; apt-get install postgresql",
-        "testbed missing: nothing is tested on real Slurm and Grid Engine; make testbed, which needs Docker",
+        "PgBouncer missing: PostgreSQL is not tested behind a pooler; apt-get install postgresql pgbouncer",
     ]
     assert "network namespaces missing: 1 test skipped; run them as root, with the capability SYS_ADMIN" in lines
     assert lines[-1] == "1 skipped: odd"
