@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from koalapy.agent.core.spool import open_regular, read_regular
+from koalapy.agent.core.spool import has_failed_disk, open_regular, read_regular
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.protocol.messages import MAX_START
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -64,11 +64,13 @@ class Segments:
         """The part of the stream in memory."""
 
     def recover(self) -> None:
-        """Load the segments of the folder; remove damaged ones."""
+        """Load the segments of the folder; remove damaged ones. Raise ``OSError`` if the disk fails."""
         for start, path in self._list_files():
             try:
                 data = read_regular(path, MAX_SEGMENT)
-            except OSError:
+            except OSError as error:
+                if has_failed_disk(error):
+                    raise
                 data = b""
             frames = _parse(data)
             state = _state(frames, len(self.received), start)

@@ -44,6 +44,8 @@ JOURNAL = "journal"
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
+_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT)
+"""Errors of ``read_regular`` if a program has replaced or removed a file, or changed its mode."""
 NOT_EMPTY = re.compile(r"\S")
 LAST_HEARD_FILE = "heard"
 """A file per daemon instance, modified at each contact."""
@@ -73,6 +75,11 @@ def open_regular(path: Path, flags: int = 0, *, access: int = _WRITING | os.O_CR
 def _odd(path: Path) -> OSError:
     """Return the error for a path that is not a regular file."""
     return OSError(errno.EINVAL, "not a file of the agent or a runner", str(path))
+
+
+def has_failed_disk(error: Exception) -> bool:
+    """Return whether a disk or its server has failed to read a file, whose content may be whole."""
+    return isinstance(error, OSError) and error.errno not in _SPOILED_BY_PROGRAMS
 
 
 class DiskSync:
