@@ -153,6 +153,23 @@ def test_write_entry_on_full_disk_raises(tmp_path: Path, monkeypatch: pytest.Mon
     assert JournalFolder(tmp_path).load_entries() == {"done": False}
 
 
+def test_entry_that_failed_at_close_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server may report only then that the disk is full, and has stored a part of the line."""
+    folder, close = JournalFolder(tmp_path), os.close
+    folder.write_entry(lrm="77")
+
+    def close_full(descriptor: int) -> None:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - 5)
+        close(descriptor)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "close", close_full)
+        folder.note_entry(stop="enough")
+    assert folder.write_late_entries()
+    assert JournalFolder(tmp_path).load_entries() == {"lrm": "77", "stop": "enough"}
+
+
 def test_job_number_is_saved_in_place_over_any_content(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
     assert daemons.accept_epoch("one", 1, "a")

@@ -165,6 +165,8 @@ class JournalFolder:
     secret_of: Callable[[int], bytes | None] | None = None
     """Returns a node's secret, which verifies the files of its runner. Without it all files are trusted."""
     _unwritten: bytes = b""
+    _end: int | None = None
+    """Where the journal ended before a write that failed, and may have left a part of a line; None without one."""
 
     def write_entry(self, **entry: Any) -> None:
         """Append to the journal. Raise ``OSError`` if not all of it could be written."""
@@ -173,6 +175,9 @@ class JournalFolder:
         descriptor = open_regular(path, os.O_APPEND)
         try:
             size = os.fstat(descriptor).st_size
+            if self._end is not None and size > self._end:
+                os.ftruncate(descriptor, size := self._end)
+            self._end = size
             try:
                 if os.write(descriptor, lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -183,7 +188,7 @@ class JournalFolder:
         finally:
             os.close(descriptor)
         self.mark_written(*([path] if size else [path, self.path]))
-        self._unwritten = b""
+        self._unwritten, self._end = b"", None
 
     def mark_written(self, *paths: Path) -> None:
         """Flush written files, or folders with changed entries; ``disk_sync`` does so later. Raise ``OSError``."""
