@@ -203,6 +203,11 @@ class JournalFolder:
         self._unwritten += _line(entry)
         self.write_late_entries()
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether events are noted that ``write_late_entries`` has yet to write."""
+        return bool(self._unwritten)
+
     def write_late_entries(self) -> bool:
         """Retry what could not be written before. Return whether everything is written."""
         if self._unwritten:
