@@ -277,7 +277,7 @@ class OutputLog:
         self.sent = 0
         self.acknowledged = 0
         self.progress_at = self.tried_at = self._clock.monotonic()
-        """When the daemon made progress, and when sending was tried last."""
+        """When the daemon made progress, or said that its disk is full, and when sending was tried last."""
         self._closed = False
         self._again = False
         """Whether the next piece was sent before."""
@@ -454,12 +454,17 @@ class OutputLog:
         self.progress_at = self.tried_at
 
     def acknowledge_to(self, offset: int) -> None:
-        """Record that the daemon has everything before ``offset``, or knows that it is lost."""
+        """Record that the daemon has everything before ``offset``, or knows that it is lost.
+
+        With 0, its disk takes nothing now: keep the output, and send it again later.
+        """
         if lost := self._stored.skip_bytes(self._agent_index, offset - self.total):
             self._report_loss(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False
             self.progress_at = self.tried_at = self._clock.monotonic()
+        elif offset == 0:
+            self.progress_at = self._clock.monotonic()
         self.sent = max(self.sent, self.acknowledged)
         self._stored.forget_before(self.acknowledged)
         self._drop()
