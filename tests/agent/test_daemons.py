@@ -41,8 +41,9 @@ def test_known_daemons_survive_agent_restart(tmp_path: Path) -> None:
     assert reload_daemons(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
 
 
-def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_after_failed_write_counts_and_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons = Daemons(tmp_path)
+    assert daemons.accept_epoch("one", 3, "z")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -50,9 +51,11 @@ def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
         assert daemons.accept_epoch("one", 4, "a"), "jobs do not wait for the disk"
-    assert reload_daemons(tmp_path) == []
-    assert daemons.accept_epoch("one", 4, "a")
-    assert reload_daemons(tmp_path) == [("one", 4, "a", 0)]
+    assert reload_daemons(tmp_path) == [("one", 3, "z", 0)]
+    assert not daemons.accept_epoch("one", 3, "z"), "the earlier run stays rejected"
+    assert [daemon.epoch for daemon in daemons.known_daemons()] == [4]
+    daemons.record_job("one", 9)
+    assert reload_daemons(tmp_path) == [("one", 4, "a", 9)]
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
