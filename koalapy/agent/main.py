@@ -9,10 +9,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -298,7 +299,11 @@ def check_host(
     folders = {kind: path for kind, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    findings = asyncio.run(check_cluster(agent_settings, expected, lambda: make_lrm(agent_settings), user=user))
+    with tempfile.TemporaryDirectory() as scratch:
+        lrm_settings = agent_settings
+        if agent_settings.kind == "drmaa":  # the agent, which may be running, is the only writer of its table of jobs
+            lrm_settings = replace(agent_settings, directory=Path(scratch, "spool"))
+        findings = asyncio.run(check_cluster(agent_settings, expected, lambda: make_lrm(lrm_settings), user=user))
     return [_configuration_finding(cluster, config, installed), *findings]
 
 

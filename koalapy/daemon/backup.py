@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -349,23 +349,42 @@ def _swap_data(incoming: Path, data_dir: Path, present: list[str], database: Pat
     """Move the present data into a new folder and the restored data into its place, the database last.
 
     Return the folder with the replaced data, or None if there was none. A replaced database outside of the data
-    directory is renamed where it is.
+    directory is renamed where it is. If anything fails, the present data is moved back.
     """
-    displaced = None
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    if present:
-        displaced = data_dir / f"{DISPLACED}{stamp}-{secrets.token_hex(2)}"
-        displaced.mkdir(mode=0o700)
-        _give_to_owner_of(data_dir, displaced)
-        for name in present:
-            (data_dir / name).rename(displaced / name)
-    for entry in sorted(incoming.iterdir(), key=lambda entry: entry.name == DATABASE):
-        target = data_dir / entry.name if entry.name != DATABASE or database is None else database
-        if target.parent != data_dir:
-            for old in (Path(f"{target}{suffix}") for suffix in ("-wal", "-shm", "-journal", "")):
-                with suppress(FileNotFoundError):
-                    old.rename(old.with_name(f"{DISPLACED}{stamp}-{old.name}"))
-            shutil.move(entry, target)
-        else:
-            entry.rename(target)
-    return displaced
+    displaced = data_dir / f"{DISPLACED}{stamp}-{secrets.token_hex(2)}"
+    renames = [(data_dir / name, displaced / name) for name in present]
+    renames += [(entry, data_dir / entry.name) for entry in incoming.iterdir() if entry.name != DATABASE]
+    restored, target = incoming / DATABASE, database or data_dir / DATABASE
+    copy = target.with_name(f"{INCOMING}{secrets.token_hex(4)}")
+    try:
+        if restored.exists():
+            if target.parent.resolve() != data_dir.resolve():
+                olds = (Path(f"{target}{suffix}") for suffix in ("-wal", "-shm", "-journal", ""))
+                renames += [(old, old.with_name(f"{DISPLACED}{stamp}-{old.name}")) for old in olds if old.exists()]
+                shutil.move(restored, copy)  # it may be on another disk
+                restored = copy
+            renames.append((restored, target))
+        if present:
+            displaced.mkdir(mode=0o700)
+            _give_to_owner_of(data_dir, displaced)
+        _rename_all(renames)
+    except BaseException:
+        with suppress(OSError):
+            copy.unlink(missing_ok=True)
+            displaced.rmdir()
+        raise
+    return displaced if present else None
+
+
+def _rename_all(renames: Sequence[tuple[Path, Path]]) -> None:
+    """Rename files and folders, each a source and a target. If one fails, undo those before it."""
+    try:
+        for source, target in renames:
+            source.rename(target)
+    except BaseException:
+        for source, target in reversed(renames):
+            if not os.path.lexists(source):
+                with suppress(OSError):
+                    target.rename(source)
+        raise

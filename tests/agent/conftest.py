@@ -48,6 +48,8 @@ class FakeDaemon:
         """Whether it renews leases on request."""
         self.output_limit = 64 * 1024**2
         self.takes_output = True
+        self.is_full = False
+        """Whether its disk takes no output now."""
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
@@ -172,6 +174,8 @@ class FakeDaemon:
                 self.messages += message["components"] + message["stages"]
             case "renew_lease" if self.renews:
                 await self.send_messages(cluster, {"type": "lease_renewed", "number": message["number"]})
+            case "output" if self.is_full:
+                await self.send_messages(cluster, {"type": "output_ack", "token": token, "offset": 0})
             case "output" if self.takes_output:
                 output, offset = self.output.get(token, b""), message["offset"]
                 if offset - message["gap"] > len(output):

@@ -41,8 +41,9 @@ def test_known_daemons_survive_agent_restart(tmp_path: Path) -> None:
     assert reload_daemons(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
 
 
-def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_after_failed_write_counts_and_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons = Daemons(tmp_path)
+    assert daemons.accept_epoch("one", 3, "z")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -50,9 +51,11 @@ def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
         assert daemons.accept_epoch("one", 4, "a"), "jobs do not wait for the disk"
-    assert reload_daemons(tmp_path) == []
-    assert daemons.accept_epoch("one", 4, "a")
-    assert reload_daemons(tmp_path) == [("one", 4, "a", 0)]
+    assert reload_daemons(tmp_path) == [("one", 3, "z", 0)]
+    assert not daemons.accept_epoch("one", 3, "z"), "the earlier run stays rejected"
+    assert [daemon.epoch for daemon in daemons.known_daemons()] == [4]
+    daemons.record_job("one", 9)
+    assert reload_daemons(tmp_path) == [("one", 4, "a", 9)]
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
@@ -151,6 +154,23 @@ def test_write_entry_on_full_disk_raises(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     JournalFolder(tmp_path).write_entry(done=False)
     assert JournalFolder(tmp_path).load_entries() == {"done": False}
+
+
+def test_entry_that_failed_at_close_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server may report only then that the disk is full, and has stored a part of the line."""
+    folder, close = JournalFolder(tmp_path), os.close
+    folder.write_entry(lrm="77")
+
+    def close_full(descriptor: int) -> None:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - 5)
+        close(descriptor)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "close", close_full)
+        folder.note_entry(stop="enough")
+    assert folder.write_late_entries()
+    assert JournalFolder(tmp_path).load_entries() == {"lrm": "77", "stop": "enough"}
 
 
 def test_job_number_is_saved_in_place_over_any_content(tmp_path: Path) -> None:

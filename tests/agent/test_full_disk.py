@@ -25,7 +25,7 @@ from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.signals import hanging_threads
+from tests.signals import hanging_threads, pass_time
 
 T = "7.1.0"
 DEADLINE = 30.0
@@ -91,6 +91,20 @@ async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: Fa
     disk.full = True
     await daemon.open_barrier(["true"], T)
     await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
+
+
+async def test_runner_is_kept_until_its_result_is_recorded(disk: FullDisk, daemon: FakeDaemon, agent: Path) -> None:
+    runner = await claim_component(daemon, agent)
+    await daemon.open_barrier(["true"], T)
+    await runner.receive("open")
+    disk.full = True
+    exiting = asyncio.create_task(runner.report_exit())
+    await daemon.wait_until(lambda: daemon.status(T)["over"])
+    await pass_time(5.0)
+    assert not exiting.done()
+    disk.full = False
+    await exiting
+    assert "result.0" in JournalFolder(agent / "test" / T).load_entries()
 
 
 async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, agent: Path) -> None:

@@ -1,6 +1,7 @@
 """Records, keys and files that are lost, damaged or of the wrong kind."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -10,18 +11,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.agent.components import outputlog
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.outputlog import OutputLog
+from koalapy.agent.core import spool
+from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
-from koalapy.agent.core.spool import DamagedJournal, JournalFolder, Spool
-from koalapy.agent.lrm.port import LrmJob, LrmJobState
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core.spool import DamagedJournal, JournalFolder, Spool, read_regular
+from koalapy.agent.lrm.port import Lrm, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import lrm_name
+from koalapy.model.errors import SiteUnavailable
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.program_output import Output
 from koalapy.runner.session import seal_file
@@ -29,7 +36,7 @@ from koalapy.system.clock import Clock
 from koalapy.system.process import read_boot_id
 from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
-from tests.agent.memory_agent import loop_clock, running_agent
+from tests.agent.memory_agent import find_no_open_mpi, loop_clock, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.needs import ROOT, needs
 from tests.runner.test_folders import run_as_unprivileged
@@ -126,6 +133,32 @@ async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -
         lrm.end_job("1")
         lrm.changed.set()
         await daemon.wait_for_state(T, "ended")
+
+
+@pytest.mark.parametrize(("module", "name"), [(spool, "journal"), (outputlog, "stream.0")])
+async def test_failed_read_at_start_keeps_record(
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, tmp_path: Path, module: ModuleType, name: str
+) -> None:
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path)
+        await runner.send_output(0, b"hello\n")
+
+    def fail_read(path: Path, max_size: int, *, end: bool = False) -> bytes:
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_regular(path, max_size, end=end)
+
+    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", tmp_path)
+    with monkeypatch.context() as disk:
+        disk.setattr(module, "read_regular", fail_read)
+        with pytest.raises(SiteUnavailable, match=rf"test/{T}: .*Input/output error"):
+            await run_agent(settings, cast(Lrm, lrm), clock=loop_clock(), find_open_mpi=find_no_open_mpi)
+    daemon.messages.clear()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: daemon.status(T).get("lrm_job") == "1")
+        assert not daemon.status(T)["error"]
+    assert not lrm.cancelled
+    assert [path.read_bytes()[-6:] for path in (tmp_path / "test" / T).glob("stream.*")] == [b"hello\n"]
 
 
 async def test_unrecorded_job_whose_end_is_not_known_yet_is_no_lost_record(daemon: FakeDaemon, tmp_path: Path) -> None:

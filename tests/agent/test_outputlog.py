@@ -18,6 +18,7 @@ from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
+from tests.signals import pass_time
 
 SEGMENT = 64
 
@@ -308,6 +309,27 @@ async def test_output_never_acknowledged_is_given_up(daemon: FakeDaemon, tmp_pat
         end = await daemon.wait_for_state(T, "ended")
     missing = f"the last 4 bytes: the daemon took nothing for {DELIVERY_TIMEOUT:g} s"
     assert (end["program_exit"], end["missing"]) == (0, missing)
+
+
+async def test_output_for_full_daemon_is_kept(daemon: FakeDaemon, tmp_path: Path) -> None:
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path)
+        await runner.send_output(0, b"zero\n")
+        await daemon.wait_until(lambda: daemon.output.get(T) == b"zero\n")
+        daemon.is_full = True
+        await daemon.open_barrier(["true"], T)
+        await runner.receive("open")
+        await runner.send_output(5, b"one\n")
+        await runner.report_exit()
+        runner.writer.close()
+        lrm.end_job("1")
+        lrm.changed.set()
+        await daemon.wait_for_state(T, "delivering")
+        await pass_time(3 * DELIVERY_TIMEOUT)
+        assert daemon.status(T)["state"] == "delivering"
+        daemon.is_full = False
+        end = await daemon.wait_for_state(T, "ended")
+    assert (daemon.output[T], end["missing"]) == (b"zero\none\n", "")
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

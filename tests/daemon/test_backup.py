@@ -1,5 +1,6 @@
 """Creation and restoration of backups of a data directory, without a running daemon."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -182,6 +183,46 @@ def test_make_backup_with_postgresql_needs_files_only(
     assert (summary.database, summary.configuration) == ("elsewhere", str(config))
     assert stat.S_IMODE((tmp_path / "backup/koala.yaml").stat().st_mode) == 0o600
     assert not (tmp_path / "backup/koala.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("failing", "is_elsewhere", "error"),
+    [
+        ("results", False, OSError(errno.EBUSY, "Device or resource busy")),
+        ("koala.db", True, OSError(errno.EACCES, "Permission denied")),
+        ("koala.db", False, KeyboardInterrupt()),
+    ],
+)
+def test_failed_restore_with_replace_moves_data_back(
+    monkeypatch: pytest.MonkeyPatch,
+    data_dir: Path,
+    tmp_path: Path,
+    failing: str,
+    is_elsewhere: bool,
+    error: BaseException,
+) -> None:
+    database, config = data_dir / "koala.db", tmp_path / "koala.yaml"
+    if is_elsewhere:
+        (tmp_path / "db").mkdir()
+        database = database.rename(tmp_path / "db" / "koala.db")
+    config.write_text(f"database: sqlite:///{database}\n")
+    make_backup(tmp_path / "backup", data_dir, config, files_only=False)
+    execute_sql(database, "UPDATE lease SET last_job = 40")
+    (data_dir / "token").write_text("another")
+    rename, errors, before = Path.rename, [error], list_paths(tmp_path)
+
+    def rename_or_fail(source: Path, target: Path) -> Path:
+        if target.name == failing and errors:
+            raise errors.pop()
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", rename_or_fail)
+    with pytest.raises(StoreUnavailable if isinstance(error, OSError) else KeyboardInterrupt):
+        restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert [path for path in list_paths(tmp_path) if not path.endswith(("-wal", "-shm"))] == before
+    assert not list(tmp_path.glob("*/*restore-*"))
+    assert (data_dir / "token").read_text() == "another"
+    assert read_lease(database)[0] == 40
 
 
 def test_backup_of_external_database_is_restored_in_place(data_dir: Path, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ PROGRAM_PHASES = ("opened", "running")
 """Phases of a runner that has received its plan, until its program has ended."""
 OPEN_BATCH_SIZE = 64
 """Runners that are started before others are processed: a plan of a thousand nodes is 100 kB for each."""
+WRITE_POLL_INTERVAL = 0.5
+"""Seconds between two checks whether a result was written, which the agent retries regularly."""
 RETURN_TIMEOUT = 15.0
 """Seconds that runners have to reconnect to a restarted agent."""
 
@@ -338,6 +340,8 @@ class Barrier:
 
     async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
         """Acknowledge a runner's exit, so that it ends, once its result is on the disk for the next agent."""
+        while component.folder.has_unwritten:  # noqa: ASYNC110
+            await asyncio.sleep(WRITE_POLL_INTERVAL)
         with contextlib.suppress(OSError):
             await component.folder.wait_synced()
         runner.send_message({"t": "exit_ack"})

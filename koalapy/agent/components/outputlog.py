@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from koalapy.agent.core.spool import open_regular, read_regular
+from koalapy.agent.core.spool import has_failed_disk, open_regular, read_regular
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.protocol.messages import MAX_START
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -64,11 +64,13 @@ class Segments:
         """The part of the stream in memory."""
 
     def recover(self) -> None:
-        """Load the segments of the folder; remove damaged ones."""
+        """Load the segments of the folder; remove damaged ones. Raise ``OSError`` if the disk fails."""
         for start, path in self._list_files():
             try:
                 data = read_regular(path, MAX_SEGMENT)
-            except OSError:
+            except OSError as error:
+                if has_failed_disk(error):
+                    raise
                 data = b""
             frames = _parse(data)
             state = _state(frames, len(self.received), start)
@@ -275,7 +277,7 @@ class OutputLog:
         self.sent = 0
         self.acknowledged = 0
         self.progress_at = self.tried_at = self._clock.monotonic()
-        """When the daemon made progress, and when sending was tried last."""
+        """When the daemon made progress, or said that its disk is full, and when sending was tried last."""
         self._closed = False
         self._again = False
         """Whether the next piece was sent before."""
@@ -452,12 +454,17 @@ class OutputLog:
         self.progress_at = self.tried_at
 
     def acknowledge_to(self, offset: int) -> None:
-        """Record that the daemon has everything before ``offset``, or knows that it is lost."""
+        """Record that the daemon has everything before ``offset``, or knows that it is lost.
+
+        With 0, its disk takes nothing now: keep the output, and send it again later.
+        """
         if lost := self._stored.skip_bytes(self._agent_index, offset - self.total):
             self._report_loss(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False
             self.progress_at = self.tried_at = self._clock.monotonic()
+        elif offset == 0:
+            self.progress_at = self._clock.monotonic()
         self.sent = max(self.sent, self.acknowledged)
         self._stored.forget_before(self.acknowledged)
         self._drop()

@@ -29,7 +29,7 @@ from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
 from koalapy.agent.core.reservations import Reservations
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
-from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error
+from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error, has_failed_disk
 from koalapy.agent.login import LoginServer
 from koalapy.agent.lrm.port import RESERVATION_NAME, Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
@@ -37,7 +37,7 @@ from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports
 from koalapy.agent.transfers.stages import ComponentFiles
-from koalapy.model.errors import SiteError
+from koalapy.model.errors import SiteError, SiteUnavailable
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT
 from koalapy.model.reports import ComponentStatus, Versions
@@ -199,7 +199,10 @@ class Agent:
             log.info("agent stopped", action="agent-ends", cluster=self._settings.cluster)
 
     def _load_components(self) -> None:
-        """Restore the components and stages of an earlier agent from the disk, and resume each where it stopped."""
+        """Restore the components and stages of an earlier agent from the disk, and resume each where it stopped.
+
+        Raise ``SiteUnavailable`` if the disk fails: without its record, a component would be ended.
+        """
         self._folders.prepare_base()
         for path in self._spool.remove_leftovers():
             log.info("removed remains of a component", action="folders-swept", folder=str(path))
@@ -207,6 +210,11 @@ class Agent:
             try:
                 component = Component.load_journal(instance, token, folder, self._clock)
             except Exception as error:
+                if has_failed_disk(error):
+                    raise SiteUnavailable(
+                        f"cannot read the component's record in {folder.path}: {error}",
+                        hint="the next start tries again; move this folder away to give up the component",
+                    ) from error
                 # A damaged folder must not affect the others. Its job is found and ended without a record.
                 log.error("unreadable record", action="record-unreadable", token=token, exc_info=error)
                 self._reporter.lost_records.record_loss(token, str(error))

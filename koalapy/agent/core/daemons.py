@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,15 @@ JOB_FILE_SIZE = 40
 class Daemons:
     """The highest epoch and the highest job of each daemon. The epoch counts the runs of a daemon.
 
-    The epoch is on the disk before anything of that epoch is done. The job's number is not synced. If a power failure
-    loses it, a number is only used twice, and nonces distinguish the attempts.
+    The epoch is on the disk before anything of that epoch is done, unless the disk is full. The job's number is not
+    synced. If a power failure loses it, a number is only used twice, and nonces distinguish the attempts.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._records = {daemon.instance: daemon for daemon in _load_records(directory)}
+        self._unsaved: dict[tuple[str, str], Mapping[str, Any]] = {}
+        """Fields that a file of a daemon lacks, by instance and file name."""
 
     def known_daemons(self) -> list[KnownDaemon]:
         return list(self._records.values())[-MAX_KNOWN_DAEMONS:]
@@ -54,26 +56,34 @@ class Daemons:
         self._records[instance] = record
         if epoch < record.epoch or (epoch == record.epoch and run_id != record.life):
             return False
-        fields = {"epoch": epoch, "life": run_id}
         if (epoch, run_id) != (record.epoch, record.life):
-            self._save(record, fields, self._write_epoch)
+            self._change_record(record, EPOCH_FILE, {"epoch": epoch, "life": run_id})
+        self._save_changes(instance)
         return True
 
     def record_job(self, instance: str, job: int) -> None:
         """Record the highest job number of a daemon."""
         record = self._records.get(instance)
         if record is not None and job > record.job:
-            self._save(record, {"job": job}, self._write_job)
+            self._change_record(record, JOB_FILE, {"job": job})
+        self._save_changes(instance)
 
-    def _save(self, record: KnownDaemon, fields: dict[str, Any], write: Callable[[Path, bytes], None]) -> None:
-        """Save changed fields of a daemon. If the disk is full, the daemon's next message retries it."""
-        try:
-            write(self._directory / record.instance, json.dumps(fields).encode())
-        except OSError as error:
-            text = "cannot save a daemon's epoch or job"
-            log.warning(text, action="daemon-not-noted", instance=record.instance, reason=str(error))
-        else:
-            self._records[record.instance] = record.model_copy(update=fields)
+    def _change_record(self, record: KnownDaemon, file: str, fields: Mapping[str, Any]) -> None:
+        self._records[record.instance] = record.model_copy(update=fields)
+        self._unsaved[record.instance, file] = fields
+
+    def _save_changes(self, instance: str) -> None:
+        """Save what changed of a daemon. If the disk is full, the daemon's next command retries it."""
+        for file, write in ((EPOCH_FILE, self._write_epoch), (JOB_FILE, self._write_job)):
+            if (fields := self._unsaved.get((instance, file))) is None:
+                continue
+            try:
+                write(self._directory / instance, json.dumps(fields).encode())
+            except OSError as error:
+                text = "cannot save a daemon's epoch or job"
+                log.warning(text, action="daemon-not-noted", instance=instance, reason=str(error))
+            else:
+                del self._unsaved[instance, file]
 
     @staticmethod
     def _write_job(folder: Path, content: bytes) -> None:

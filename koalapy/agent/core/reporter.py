@@ -42,7 +42,7 @@ RECORD_LOST = "the agent has lost its record"
 RESEND_INTERVAL = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon's disk may have been full."""
 DELIVERY_TIMEOUT = 300.0
-"""Seconds for which a connected daemon may acknowledge nothing of an ended component's output."""
+"""Seconds for which a connected daemon may not answer to an ended component's output."""
 EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
 MAX_INVENTORY_TEXT = 4 * 1024 * 1024
 """Characters of all texts of components in an inventory, which must fit into one frame."""

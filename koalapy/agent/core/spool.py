@@ -44,6 +44,8 @@ JOURNAL = "journal"
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
+_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT)
+"""Errors of ``read_regular`` if a program has replaced or removed a file, or changed its mode."""
 NOT_EMPTY = re.compile(r"\S")
 LAST_HEARD_FILE = "heard"
 """A file per daemon instance, modified at each contact."""
@@ -73,6 +75,11 @@ def open_regular(path: Path, flags: int = 0, *, access: int = _WRITING | os.O_CR
 def _odd(path: Path) -> OSError:
     """Return the error for a path that is not a regular file."""
     return OSError(errno.EINVAL, "not a file of the agent or a runner", str(path))
+
+
+def has_failed_disk(error: Exception) -> bool:
+    """Return whether a disk or its server has failed to read a file, whose content may be whole."""
+    return isinstance(error, OSError) and error.errno not in _SPOILED_BY_PROGRAMS
 
 
 class DiskSync:
@@ -158,6 +165,8 @@ class JournalFolder:
     secret_of: Callable[[int], bytes | None] | None = None
     """Returns a node's secret, which verifies the files of its runner. Without it all files are trusted."""
     _unwritten: bytes = b""
+    _end: int | None = None
+    """Where the journal ended before a write that failed, and may have left a part of a line; None without one."""
 
     def write_entry(self, **entry: Any) -> None:
         """Append to the journal. Raise ``OSError`` if not all of it could be written."""
@@ -166,6 +175,9 @@ class JournalFolder:
         descriptor = open_regular(path, os.O_APPEND)
         try:
             size = os.fstat(descriptor).st_size
+            if self._end is not None and size > self._end:
+                os.ftruncate(descriptor, size := self._end)
+            self._end = size
             try:
                 if os.write(descriptor, lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -176,7 +188,7 @@ class JournalFolder:
         finally:
             os.close(descriptor)
         self.mark_written(*([path] if size else [path, self.path]))
-        self._unwritten = b""
+        self._unwritten, self._end = b"", None
 
     def mark_written(self, *paths: Path) -> None:
         """Flush written files, or folders with changed entries; ``disk_sync`` does so later. Raise ``OSError``."""
@@ -190,6 +202,11 @@ class JournalFolder:
         """Append an event that has happened. If the disk is full, ``write_late_entries`` writes it later."""
         self._unwritten += _line(entry)
         self.write_late_entries()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether events are noted that ``write_late_entries`` has yet to write."""
+        return bool(self._unwritten)
 
     def write_late_entries(self) -> bool:
         """Retry what could not be written before. Return whether everything is written."""

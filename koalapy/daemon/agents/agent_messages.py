@@ -239,7 +239,7 @@ class AgentMessages:
         self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
 
     async def _store_output(self, session: Session, messages: Iterable[Output]) -> None:
-        """Store new output and acknowledge it. The agent sends again what could not be stored."""
+        """Store new output and acknowledge it, with 0 if it could not be stored: the agent sends it again."""
         pieces: dict[str, list[OutputPiece]] = {}
         for message in messages:
             piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)

@@ -86,7 +86,8 @@ class Outputs:
     async def store_pieces(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
         """Store the pieces that an agent sent. Return the offset up to which output is stored.
 
-        Return None if nothing is: the disk takes nothing now, or the component is not on the agent's cluster.
+        Return 0 if the disk takes nothing now: the agent keeps its output. Return None if the component is not on the
+        agent's cluster: the agent gives its output up.
         """
         if not await self._is_on(cluster, token):
             return None
@@ -96,7 +97,7 @@ class Outputs:
             if not self._is_failing:
                 log.error("cannot store output: agents send it again", action="output-not-kept", error=str(error))
             self._is_failing = True
-            return None
+            return 0
         if self._is_failing:
             log.info("output is stored again", action="output-kept-again")
         self._is_failing = False

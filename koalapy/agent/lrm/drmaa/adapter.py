@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,12 +72,13 @@ class SubmittedJob:
 class SubmittedJobs:
     """The table of submitted jobs in a file. Each change is written before its method returns.
 
-    Methods raise ``SiteUnavailable``.
+    Methods raise ``SiteUnavailable``, and then change nothing. Threads may call them at the same time.
     """
 
     _path: Path
     _clock: Clock = SYSTEM_CLOCK
-    entries: dict[str, SubmittedJob] = field(default_factory=dict)
+    entries: Mapping[str, SubmittedJob] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def load(self) -> None:
         """Read the table from disk; raise ``SiteUnavailable`` if the file is damaged."""
@@ -98,22 +100,22 @@ class SubmittedJobs:
 
     def store(self, *entries: SubmittedJob) -> None:
         """Add or replace jobs; they are known after a restart."""
-        self.entries |= {entry.name: entry for entry in entries}
-        self._write()
+        with self._lock:
+            self._replace({**self.entries, **{entry.name: entry for entry in entries}})
 
     def remove(self, name: str) -> None:
-        self.entries.pop(name, None)
-        self._write()
+        with self._lock:
+            self._replace({other: entry for other, entry in self.entries.items() if other != name})
 
-    def _write(self) -> None:
-        """Write the table to disk without jobs that ended long ago."""
+    def _replace(self, entries: Mapping[str, SubmittedJob]) -> None:
+        """Write a new table, without jobs that ended long ago, to the disk and then use it."""
         limit = self._clock.now() - _ENTRY_RETENTION_S
-        self.entries = {name: entry for name, entry in self.entries.items() if not 0 < entry.ended < limit}
-        content = json.dumps({name: asdict(entry) for name, entry in self.entries.items()}).encode()
+        kept = {name: entry for name, entry in entries.items() if not 0 < entry.ended < limit}
         try:
-            replace_file(self._path, content)
+            replace_file(self._path, json.dumps({name: asdict(entry) for name, entry in kept.items()}).encode())
         except OSError as error:
             raise SiteUnavailable(f"cannot write {self._path}: {error.strerror}") from error
+        self.entries = kept
 
 
 _FIELDS_WITHOUT_MEANING = ("gpus", "features", "partition", "account", "qos", "exclude")

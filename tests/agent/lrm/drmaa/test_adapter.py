@@ -1,6 +1,8 @@
 """The adapter of clusters with DRMAA only, over a session in this process."""
 
 import asyncio
+import errno
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +10,15 @@ from typing import Any, Literal
 
 import pytest
 
-from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
+from koalapy.agent.check import head_node
+from koalapy.agent.core.settings import AgentSettings, SiteSettings
+from koalapy.agent.lrm.drmaa import adapter
+from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm, SubmittedJob, SubmittedJobs
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered
-from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.main import check_host
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.runner.folders import replace_file
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import make_submission
@@ -196,9 +202,9 @@ async def test_unanswered_submission_is_not_repeated(
         await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     again = make_lrm()
     await again.open()
-    for adapter in (lrm, again):
+    for asked in (lrm, again):
         with pytest.raises(SiteRejected, match="is not known"):
-            await adapter.find_job("koala-a")
+            await asked.find_job("koala-a")
     await again.close()
 
 
@@ -218,6 +224,56 @@ async def test_impossible_submission_is_rejected(
     with pytest.raises(SiteRejected, match=message):
         await lrm.submit_job(make_submission(tmp_path, **changes))
     assert session.natives == []
+
+
+def test_jobs_stored_by_two_threads_are_both_in_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table, is_writing, has_stored = SubmittedJobs(tmp_path / "table"), threading.Event(), threading.Event()
+
+    def write_slowly(path: Path, content: bytes) -> None:
+        """Let the first writer wait for the other one, unless that waits itself."""
+        if not is_writing.is_set():
+            is_writing.set()
+            has_stored.wait(0.2)
+        replace_file(path, content)
+
+    monkeypatch.setattr(adapter, "replace_file", write_slowly)
+    first = threading.Thread(target=table.store, args=(SubmittedJob("koala-a", 1, "1"),))
+    first.start()
+    is_writing.wait()
+    table.store(SubmittedJob("koala-b", 1, "2"))
+    has_stored.set()
+    first.join()
+    later = SubmittedJobs(tmp_path / "table")
+    later.load()
+    assert sorted(later.entries) == ["koala-a", "koala-b"]
+
+
+async def test_submission_that_cannot_be_recorded_may_be_repeated(
+    monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, session: FakeSession, tmp_path: Path
+) -> None:
+    def fill_disk(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(adapter, "replace_file", fill_disk)
+        with pytest.raises(SiteUnavailable, match="No space left"):
+            await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
+    assert session.natives == []
+    assert await lrm.find_job("koala-a") is None
+
+
+def test_check_leaves_table_to_agent(monkeypatch: pytest.MonkeyPatch, session: FakeSession, tmp_path: Path) -> None:
+    async def submit_trial(settings: AgentSettings, expected: object, make: MakeLrm, user: str) -> list[Finding]:
+        await make().submit_job(make_submission(tmp_path, walltime=1.0))
+        return []
+
+    monkeypatch.setattr(adapter, "drmaa_control", lambda *_: session)
+    monkeypatch.setattr(head_node, "check_cluster", submit_trial)
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "koala.yaml").write_text("clusters: {north: {kind: drmaa, nodes: 4}}")
+    check_host("north", "http://127.0.0.1:1", tmp_path / "koala.yaml", tmp_path / "agent", "s3cret", None)
+    assert len(session.natives) == 1
+    assert not (tmp_path / "agent" / "drmaa-jobs.json").exists()
 
 
 async def test_unreadable_table_names_its_file(make_lrm: MakeLrm, tmp_path: Path) -> None:
