@@ -466,8 +466,9 @@ class Simulation:
         self._mark_for_report(site)
 
     def _count_node_seconds(self, runner: Runner) -> None:
+        """Count the node-seconds of a component since the begin of the simulation."""
         if runner.since is not None:
-            self.outcome.node_seconds += runner.size * (self.now - runner.since)
+            self.outcome.node_seconds += runner.size * (self.now - max(runner.since, self._began))
 
     # Commands of the scheduler
 

@@ -173,6 +173,13 @@ def test_change_of_rule_and_walltime_shortens_run() -> None:
     assert shorter.ends.middle - shorter.starts.middle == pytest.approx(10.0)
 
 
+def test_forecast_counts_node_seconds_from_the_snapshot() -> None:
+    day = 86_400.0
+    moment = create_snapshot([make_job(0.0, 6, 2 * day, walltime=2 * day)], day)
+    assert forecast_jobs(moment).utilisation == pytest.approx(6 / 12)
+    assert forecast_jobs(moment, horizon=60.0).utilisation == pytest.approx(6 / 12)
+
+
 def test_forecast_from_walltimes_alone_is_wide() -> None:
     jobs = crowd_of_jobs(12, walltime=1000.0)
     prediction = forecast_jobs(create_snapshot(jobs, 50.0), draws=20)
