@@ -174,7 +174,8 @@ class Simulation:
         """Restore the waiting and running jobs of a snapshot on their clusters."""
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
-            self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap)
+            self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap, nodes.reservations, nodes.job_sizes)
+            self._expect_change(*(reservation.ends for reservation in nodes.reservations))
         for job in moment.beginning.jobs:
             self._expect_start_conditions(job.spec)
         for cluster in moment.beginning.clusters:
