@@ -277,6 +277,33 @@ def test_forecast_of_an_array_ends_with_its_last_task(now: float) -> None:
     assert expected.not_run == 0.0
 
 
+@pytest.mark.parametrize(("limit", "may_start"), [("%1", False), ("", True)])
+def test_forecast_of_array_with_started_task_has_no_start(limit: str, may_start: bool) -> None:
+    array = make_job(0.0, 4, 1000.0, array=TaskIndices.parse(f"1-20{limit}"), walltime=1000.0)
+    moment = create_snapshot([array, make_job(1.0, 12, ALIKE, walltime=ALIKE)], 3500.0)
+    assert moment.jobs[0].may_start_task is may_start
+    forecast = forecast_jobs(moment, draws=3)
+    expected, wide = forecast.jobs[0], forecast.jobs[-1]
+    assert (expected.state, expected.starts, expected.runs) == (JobState.RUNNING, None, None)
+    assert forecast.started == Interval(1, 1, 1), "the other job"
+    assert forecast.mean_wait == wide.starts
+    assert forecast.mean_response == wide.ends
+
+
+@pytest.mark.parametrize("retry_at", [None, 960.0])
+def test_forecast_of_requeued_job_counts_only_its_next_start(retry_at: float | None) -> None:
+    moment = create_snapshot([make_job(0.0, 12, 1000.0, walltime=1000.0)], 900.0)
+    job = replace(moment.jobs[0], state=JobState.QUEUED, retry_at=retry_at)
+    assert job.started_at == 0.0
+    moment = replace(moment, beginning=replace(moment.beginning, jobs=(job,)))
+    forecast = forecast_jobs(moment)
+    assert middle_start(forecast.jobs[0]) == pytest.approx(0.0 if retry_at is None else 60.0, abs=1.0)
+    unreachable = forecast_jobs(replace(moment, nodes={}), Change(drain=("north",), begin=1000.0))
+    assert unreachable.jobs[0].starts is None
+    assert unreachable.started == Interval(0, 0, 0)
+    assert unreachable.there == {}
+
+
 def known_times(interval: Interval | None) -> float | None:
     """Return the time of a forecast with one simulation; None if it is unknown."""
     return None if interval is None else interval.middle
