@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from koalapy.model.job import ComponentState, Job, JobState
+from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.clusters import ClusterStatus
@@ -31,6 +32,9 @@ class NodesNow:
 
     It is the time from the submission of a component, with enough idle nodes, until all its runners have reported.
     """
+    reservations: tuple[NodeReservation, ...] = ()
+    """Present and coming reservations. Nodes that components have, or that become idle at the end, count as idle."""
+    job_sizes: SizeRanges = ()
 
 
 @dataclass(frozen=True)
@@ -113,16 +117,37 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             reservations=queries.reservations.all(),
         ),
         {
-            status.name: NodesNow(
-                status.last_report.total,
-                status.last_report.background + status.last_report.withheld,
-                status.last_report.down,
-                _count_overlap(status) if status.last_report.shares else 0,
-                status.health.evidence.mean_wait(now),
-            )
+            status.name: _nodes_of(status, now)
             for status in statuses
             if status.contact.connected and status.last_report.total
         },
+    )
+
+
+def _nodes_of(status: ClusterStatus, now: float) -> NodesNow:
+    """Return the nodes of a connected cluster.
+
+    Nodes of a reservation in force that none of its jobs has are reported as background. They count as idle here, and
+    the reservation keeps them from jobs until its end.
+    """
+    report, reservations = status.last_report, []
+    background = report.background + report.withheld
+    for entry in report.reservations:
+        if entry.begins <= now < entry.ends:
+            unknown = entry.nodes - entry.idle - status.nodes.count_reserved(entry.name, held=True)
+            kept = max(0, min(unknown, background))
+            background -= kept
+            entry = replace(entry, idle=entry.idle + kept)
+        reservations.append(entry)
+    unavailable = background + report.down
+    return NodesNow(
+        report.total,
+        background,
+        report.down,
+        _count_overlap(status) if report.shares else 0,
+        status.health.evidence.mean_wait(now),
+        tuple(replace(entry, idle=max(entry.idle, entry.nodes - unavailable)) for entry in reservations),
+        report.job_sizes,
     )
 
 

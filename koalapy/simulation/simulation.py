@@ -174,7 +174,8 @@ class Simulation:
         """Restore the waiting and running jobs of a snapshot on their clusters."""
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
-            self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap)
+            self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap, nodes.reservations, nodes.job_sizes)
+            self._expect_change(*(reservation.ends for reservation in nodes.reservations))
         for job in moment.beginning.jobs:
             self._expect_start_conditions(job.spec)
         for cluster in moment.beginning.clusters:
@@ -466,8 +467,9 @@ class Simulation:
         self._mark_for_report(site)
 
     def _count_node_seconds(self, runner: Runner) -> None:
+        """Count the node-seconds of a component since the begin of the simulation."""
         if runner.since is not None:
-            self.outcome.node_seconds += runner.size * (self.now - runner.since)
+            self.outcome.node_seconds += runner.size * (self.now - max(runner.since, self._began))
 
     # Commands of the scheduler
 

@@ -12,6 +12,7 @@ from math import isfinite
 from koalapy.model.cluster import ClusterPair, Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ComponentState, JobId, Token
+from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, ReportedState
 from koalapy.model.request import ClusterName
@@ -53,6 +54,8 @@ class Site:
         """
         self.name, self.nodes, self.idle, self.background = name, nodes, nodes, 0
         self.down = self._overlap = 0
+        self._reservations: tuple[NodeReservation, ...] = ()
+        self._job_sizes: SizeRanges = ()
         self.tells_nodes = False
         """Whether the agent must report the number of idle nodes.
 
@@ -136,11 +139,28 @@ class Site:
     def node_report(self) -> Event:
         """Return the report of the cluster's nodes."""
         holding = frozenset(token for token, runner in self.runners.items() if runner.has_nodes)
-        return Reported(
-            self.name, ClusterReport(self.nodes, max(self.idle, 0), self.background, self.down, holding=holding)
-        )
+        return self._create_report(self.idle, holding)
 
-    def take_up(self, background: int, down: int, overlap: int = 0) -> None:
+    def _create_report(self, idle: int, holding: frozenset[Token] = frozenset()) -> Event:
+        report = ClusterReport(
+            self.nodes,
+            max(idle, 0),
+            self.background,
+            self.down,
+            holding,
+            job_sizes=self._job_sizes,
+            reservations=self._reservations,
+        )
+        return Reported(self.name, report)
+
+    def take_up(
+        self,
+        background: int,
+        down: int,
+        overlap: int = 0,
+        reservations: tuple[NodeReservation, ...] = (),
+        job_sizes: SizeRanges = (),
+    ) -> None:
         """Set the nodes that local users keep for the whole simulation, and the nodes that are down.
 
         ``overlap``: by how much the sizes of existing components exceed the nodes that they share. As many more nodes
@@ -149,6 +169,7 @@ class Site:
         self.nodes += overlap
         self.idle += overlap
         self._overlap, self.tells_nodes = overlap, self.tells_nodes or overlap > 0
+        self._reservations, self._job_sizes = reservations, job_sizes
         self.background += background
         self.down = down
         self.idle -= background + down
@@ -173,8 +194,7 @@ class Site:
         inventory = InventoryReceived(self.name, Inventory(tuple(self._existing)))
         self._existing = []
         self._allocate_nodes()
-        idle = max(self.nodes - self.background - self.down, 0)
-        return [inventory, Reported(self.name, ClusterReport(self.nodes, idle, self.background, self.down))]
+        return [inventory, self._create_report(self.nodes - self.background - self.down)]
 
     def _allocate_nodes(self) -> None:
         """Give idle nodes to the queued components and local users in the order of their arrival.

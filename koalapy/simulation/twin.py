@@ -249,7 +249,7 @@ class Expected:
 
     job: JobId
     state: JobState
-    """Current state."""
+    """Current state; ``running`` for an array of which a task has started."""
     starts: Interval | None
     """Start time; None if the job has started, or starts in no simulation.
 
@@ -400,7 +400,7 @@ class _Course:
     is_cut: bool
     """Whether the simulation ended before the horizon, with the maximum number of tasks."""
     starts: dict[JobId, float]
-    """Start times of the jobs that started."""
+    """Start times of the jobs that started in it."""
     ends: dict[JobId, float]
     """End times of the jobs that ended, and extrapolated ones of arrays."""
     utilisation: float
@@ -503,11 +503,13 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
     node_counts: dict[JobId, int] = {}
     if (begin := plan.change.begin) is not None:
         gangs = {job.ident: job.gang for job in outcome.jobs}
-        gangs |= {job.id: [(c.cluster, c.size) for c in job.attempt.gang] for job in unfinished if job.attempt}
+        placed = [(job.id, job.attempt) for job in unfinished if job.is_placed and job.attempt is not None]
+        gangs |= {ident: [(c.cluster, c.size) for c in attempt.gang] for ident, attempt in placed}
         for ident, gang in gangs.items():
             nodes = sum(size for name, size in gang if name in plan.change.drain)
             if nodes and starts.get(ident, inf) <= begin < ends.get(ident, inf):
                 node_counts[ident] = nodes
+    starts = {ident: time for ident, time in starts.items() if time >= moment.now}  # others are of earlier attempts
     return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation, node_counts)
 
 
@@ -532,19 +534,21 @@ def _extrapolate_ends(moment: Moment, unfinished: Iterable[Job], until: float) -
 def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
     """Summarize the simulations of a plan as intervals of the start and end of each job."""
     now, jobs = plan.moment.now, plan.moment.jobs
-    waiting = [job.id for job in jobs if job.awaits_start]
+    states = {job.id: _state_of(job) for job in jobs}
+    waiting = [ident for ident, state in states.items() if state is JobState.QUEUED]
     expected = []
     for job in sorted(jobs, key=lambda job: job.id):
         starts = [course.starts.get(job.id) for course in courses]
         ends = [course.ends.get(job.id) for course in courses]
+        is_waiting = states[job.id] is JobState.QUEUED
         ran = [(start, end) for start, end in zip(starts, ends, strict=True) if start is not None and end is not None]
         expected.append(
             Expected(
                 job.id,
-                job.state,
-                plan.interval(courses, starts) if job.awaits_start else None,
+                states[job.id],
+                plan.interval(courses, starts) if is_waiting else None,
                 plan.interval(courses, ends),
-                _percentile_interval(end - start for start, end in ran) if job.awaits_start else None,
+                _percentile_interval(end - start for start, end in ran) if is_waiting else None,
                 sum(not plan.is_within_horizon(end) for end in ends) / len(courses),
                 plan.estimates.describe_basis(job.spec),
             )
@@ -572,6 +576,12 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         cut if any(course.is_cut for course in courses) else "",
         {ident: nodes for ident, nodes in node_counts.items() if 2 * counts[ident] > len(courses)},
     )
+
+
+def _state_of(job: Job) -> JobState:
+    """Return the state of a job; that of an array is ``queued`` only until its first task starts."""
+    has_started = job.state is JobState.QUEUED and job.tasks is not None and job.started_at is not None
+    return JobState.RUNNING if has_started else job.state
 
 
 def _percentile_interval(values: Iterable[float]) -> Interval | None:

@@ -13,17 +13,23 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, new_job
+from koalapy.model.job_sizes import JobSizes, NodeReservation
 from koalapy.model.job_spec import Launcher, Priority
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import ReservationChanged
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation import twin
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, Interval, Question, answer_what_if, forecast_jobs
+from koalapy.simulation.twin import Change, Expected, Interval, Question, answer_what_if, forecast_jobs
+from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.test_lrm_reservations import HOUR, create_world
+from tests.scheduler.test_reservations import BEGINS, ENDS, SITE_NAME, ReservingWorld, create_reservation
 from tests.scheduler.test_shared_nodes import SharingWorld
+from tests.scheduler.world import World
 from tests.simulation.test_simulation import create_grid, make_job
 
 ALIKE = 100.0
@@ -173,6 +179,13 @@ def test_change_of_rule_and_walltime_shortens_run() -> None:
     assert shorter.ends.middle - shorter.starts.middle == pytest.approx(10.0)
 
 
+def test_forecast_counts_node_seconds_from_the_snapshot() -> None:
+    day = 86_400.0
+    moment = create_snapshot([make_job(0.0, 6, 2 * day, walltime=2 * day)], day)
+    assert forecast_jobs(moment).utilisation == pytest.approx(6 / 12)
+    assert forecast_jobs(moment, horizon=60.0).utilisation == pytest.approx(6 / 12)
+
+
 def test_forecast_from_walltimes_alone_is_wide() -> None:
     jobs = crowd_of_jobs(12, walltime=1000.0)
     prediction = forecast_jobs(create_snapshot(jobs, 50.0), draws=20)
@@ -262,6 +275,33 @@ def test_forecast_of_an_array_ends_with_its_last_task(now: float) -> None:
     assert expected.ends is not None
     assert 0 < expected.ends.high <= 400.0 - now + 1e-6
     assert expected.not_run == 0.0
+
+
+@pytest.mark.parametrize(("limit", "may_start"), [("%1", False), ("", True)])
+def test_forecast_of_array_with_started_task_has_no_start(limit: str, may_start: bool) -> None:
+    array = make_job(0.0, 4, 1000.0, array=TaskIndices.parse(f"1-20{limit}"), walltime=1000.0)
+    moment = create_snapshot([array, make_job(1.0, 12, ALIKE, walltime=ALIKE)], 3500.0)
+    assert moment.jobs[0].may_start_task is may_start
+    forecast = forecast_jobs(moment, draws=3)
+    expected, wide = forecast.jobs[0], forecast.jobs[-1]
+    assert (expected.state, expected.starts, expected.runs) == (JobState.RUNNING, None, None)
+    assert forecast.started == Interval(1, 1, 1), "the other job"
+    assert forecast.mean_wait == wide.starts
+    assert forecast.mean_response == wide.ends
+
+
+@pytest.mark.parametrize("retry_at", [None, 960.0])
+def test_forecast_of_requeued_job_counts_only_its_next_start(retry_at: float | None) -> None:
+    moment = create_snapshot([make_job(0.0, 12, 1000.0, walltime=1000.0)], 900.0)
+    job = replace(moment.jobs[0], state=JobState.QUEUED, retry_at=retry_at)
+    assert job.started_at == 0.0
+    moment = replace(moment, beginning=replace(moment.beginning, jobs=(job,)))
+    forecast = forecast_jobs(moment)
+    assert middle_start(forecast.jobs[0]) == pytest.approx(0.0 if retry_at is None else 60.0, abs=1.0)
+    unreachable = forecast_jobs(replace(moment, nodes={}), Change(drain=("north",), begin=1000.0))
+    assert unreachable.jobs[0].starts is None
+    assert unreachable.started == Interval(0, 0, 0)
+    assert unreachable.there == {}
 
 
 def known_times(interval: Interval | None) -> float | None:
@@ -375,3 +415,72 @@ def test_forecast_of_job_after_a_missed_deadline_starts_at_latest_start(deadline
     assert expected is not None
     assert expected.starts is not None
     assert expected.starts.middle == pytest.approx(deadline - 600.5, abs=1.0), "start-up takes up to a second"
+
+
+def forecast_world(world: World) -> dict[int, Expected]:
+    """Return the forecast of each job of a scheduler that is not itself simulated."""
+    forecast = forecast_jobs(moment_of(world.queries, People(), world.now), draws=9)
+    return {expected.job: expected for expected in forecast.jobs}
+
+
+def middle_start(expected: Expected) -> float:
+    assert expected.starts is not None, "it starts in a simulation"
+    return expected.starts.middle
+
+
+@pytest.mark.parametrize("running", [0, 6])
+def test_forecast_of_job_that_would_run_into_reservation_starts_after_it(running: int) -> None:
+    """Nodes of jobs that end before the reservation are reserved, too."""
+    world = create_world(NodeReservation("works", 10, 10 - running, HOUR, 25 * HOUR), north=10)
+    if running:
+        world.submit(flexible(running), walltime=600.0, run_time=1000.0)
+        world.advance(5)
+    job = world.submit(flexible(6), walltime=2 * HOUR)
+    world.advance(1)
+    assert world.state(job) is JobState.QUEUED
+    assert middle_start(forecast_world(world)[job]) == pytest.approx(25 * HOUR - world.now, abs=60.0)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_forecast_counts_nodes_of_present_reservation_once_and_until_its_end(is_own: bool) -> None:
+    world = World({"north": 10})
+    if is_own:
+        world.step([ReservationChanged(create_reservation([("north", 4)], begins=0.0))])
+    site = world.sites["north"]
+    site.add_local_user(4)  # reserved nodes are reported as those of local users
+    site.reservations = (NodeReservation(SITE_NAME, 4, 0, 0.0, ENDS),)
+    site.send_report(site.current_report())
+    world.advance(1)
+    jobs = [world.submit(flexible(nodes), walltime=300.0, run_time=1000.0) for nodes in (6, 6, 10)]
+    world.advance(5)
+    first, second, wide = (forecast_world(world)[job] for job in jobs)
+    assert first.ends is not None
+    assert middle_start(second) == pytest.approx(first.ends.middle, abs=10.0)
+    assert middle_start(wide) == pytest.approx(ENDS - world.now, abs=60.0)
+
+
+def test_forecast_keeps_nodes_of_running_job_in_reservation() -> None:
+    world = ReservingWorld(reports=True)
+    world.wait_until(BEGINS)
+    world.submit_reserved(5, walltime=500.0, run_time=500.0)
+    jobs = [world.submit(fixed(north=nodes), walltime=300.0, run_time=1000.0) for nodes in (3, 3, 6)]
+    world.wait_until(BEGINS + 5, step=1)
+    assert world.sites["north"].current_report().idle == 0
+    first, second, wide = (forecast_world(world)[job] for job in jobs)
+    assert first.ends is not None
+    assert middle_start(second) == pytest.approx(first.ends.middle, abs=10.0)
+    assert middle_start(wide) == pytest.approx(ENDS - world.now, abs=60.0)
+
+
+def test_forecast_places_no_component_of_a_size_that_its_cluster_rejects() -> None:
+    world = World({"north": 8, "south": 8})
+    world.sites["north"].job_sizes = (JobSizes(1, 4),)
+    world.sites["north"].send_report(world.sites["north"].current_report())
+    world.advance(1)
+    first, second = (world.submit(flexible(8, max_components=1), walltime=600.0, run_time=1000.0) for _ in range(2))
+    world.advance(5)
+    assert world.state(second) is JobState.QUEUED
+    expected = forecast_world(world)
+    ends = expected[first].ends
+    assert ends is not None
+    assert middle_start(expected[second]) == pytest.approx(ends.middle, abs=10.0)
