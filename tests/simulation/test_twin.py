@@ -1,5 +1,6 @@
 """Forecasts of waiting jobs, compared with the actual course."""
 
+import json
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, new_job
 from koalapy.model.job_sizes import JobSizes, NodeReservation
 from koalapy.model.job_spec import Launcher, Priority
+from koalapy.model.request import LinkUse
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import ReservationChanged
@@ -24,9 +26,11 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, Expected, Interval, Question, answer_what_if, forecast_jobs
+from koalapy.simulation.twin import Change, Expected, Interval, Question, answer_what_if, forecast_jobs, ignore_progress
+from koalapy.simulation.wire import answer_question, read_answer, write_question
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_lrm_reservations import HOUR, create_world
+from tests.scheduler.test_relays import BOTH, UNREACHABLE, world_of
 from tests.scheduler.test_reservations import BEGINS, ENDS, SITE_NAME, ReservingWorld, create_reservation
 from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
@@ -419,7 +423,7 @@ def test_forecast_of_job_after_a_missed_deadline_starts_at_latest_start(deadline
 
 def forecast_world(world: World) -> dict[int, Expected]:
     """Return the forecast of each job of a scheduler that is not itself simulated."""
-    forecast = forecast_jobs(moment_of(world.queries, People(), world.now), draws=9)
+    forecast = forecast_jobs(moment_of(world.queries, People(), world.now), draws=5)
     return {expected.job: expected for expected in forecast.jobs}
 
 
@@ -431,14 +435,14 @@ def middle_start(expected: Expected) -> float:
 @pytest.mark.parametrize("running", [0, 6])
 def test_forecast_of_job_that_would_run_into_reservation_starts_after_it(running: int) -> None:
     """Nodes of jobs that end before the reservation are reserved, too."""
-    world = create_world(NodeReservation("works", 10, 10 - running, HOUR, 25 * HOUR), north=10)
+    world = create_world(NodeReservation("works", 10, 10 - running, HOUR, 3 * HOUR), north=10)
     if running:
         world.submit(flexible(running), walltime=600.0, run_time=1000.0)
         world.advance(5)
     job = world.submit(flexible(6), walltime=2 * HOUR)
     world.advance(1)
     assert world.state(job) is JobState.QUEUED
-    assert middle_start(forecast_world(world)[job]) == pytest.approx(25 * HOUR - world.now, abs=60.0)
+    assert middle_start(forecast_world(world)[job]) == pytest.approx(3 * HOUR - world.now, abs=60.0)
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -484,3 +488,35 @@ def test_forecast_places_no_component_of_a_size_that_its_cluster_rejects() -> No
     ends = expected[first].ends
     assert ends is not None
     assert middle_start(expected[second]) == pytest.approx(ends.middle, abs=10.0)
+
+
+@pytest.mark.parametrize(("links", "use"), [(UNREACHABLE, LinkUse.ANY), ({}, LinkUse.ANY), ({}, LinkUse.RELAYED)])
+def test_forecast_of_relayed_job_starts_once_the_hub_has_streams(links: Any, use: LinkUse) -> None:
+    world = world_of(12, *BOTH, links=links)
+    world.queries.grid["north"].uplink.bandwidth = 1e8
+    spec: dict[str, Any] = {"processes_per_node": 1, "walltime": 600.0, "run_time": 1000.0}
+    jobs = [world.submit(fixed(north=2, south=2), links=use, **spec) for _ in range(2)]
+    world.advance(5)
+    assert [world.state(job) for job in jobs] == [JobState.RUNNING, JobState.QUEUED]
+    first, second = (forecast_world(world)[job] for job in jobs)
+    assert first.ends is not None
+    assert middle_start(second) == pytest.approx(first.ends.middle, abs=10.0)
+    north = moment_of(world.queries, People(), world.now).beginning.clusters[0]
+    assert (north.name, north.uplink_bandwidth) == ("north", 1e8)
+
+
+def test_forecast_in_child_process_has_the_relays() -> None:
+    world = world_of(12, *BOTH, uses={BOTH: LinkUse.RELAYED})
+    for _ in range(2):
+        world.submit(fixed(north=2, south=2), processes_per_node=1, walltime=600.0)
+    question = Question(moment_of(world.queries, People(), world.now), Change(), builtin_policies, max_draws=2)
+    values = iter(json.loads(json.dumps(list(write_question(question)))))
+    answer = read_answer(answer_question(builtin_policies, values, report=ignore_progress))
+    assert answer == answer_what_if(question)
+    middle_start(answer.as_it_is.jobs[1])
+
+
+def test_forecast_of_direct_job_does_not_start_on_cluster_that_is_relayed_only() -> None:
+    world = world_of(12, *BOTH, only=("south",))
+    job = world.submit(fixed(north=2, south=2), links=LinkUse.DIRECT, walltime=600.0)
+    assert forecast_world(world)[job].starts is None
