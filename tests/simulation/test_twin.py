@@ -3,6 +3,7 @@
 import json
 import pickle
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -26,7 +27,16 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, Expected, Interval, Question, answer_what_if, forecast_jobs, ignore_progress
+from koalapy.simulation.twin import (
+    Change,
+    Expected,
+    Interval,
+    Question,
+    RunTimeEstimates,
+    answer_what_if,
+    forecast_jobs,
+    ignore_progress,
+)
 from koalapy.simulation.wire import answer_question, read_answer, write_question
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_lrm_reservations import HOUR, create_world
@@ -306,6 +316,16 @@ def test_forecast_of_requeued_job_counts_only_its_next_start(retry_at: float | N
     assert unreachable.jobs[0].starts is None
     assert unreachable.started == Interval(0, 0, 0)
     assert unreachable.there == {}
+
+
+@pytest.mark.parametrize("change", [{"state": JobState.QUEUED}, {"ending": JobState.QUEUED}])
+def test_forecast_of_requeued_job_draws_a_whole_run_time(change: dict[str, Any]) -> None:
+    moment = create_snapshot([make_job(0.0, 8, 1000.0, walltime=1000.0)], 900.0)
+    job = replace(moment.jobs[0], **change)
+    estimates = RunTimeEstimates((), {})
+    run_times = [estimates.draw_run_time(job, moment.now, Random(seed)) for seed in range(20)]
+    assert min(run_times) < 500.0
+    assert all(estimates.draw_run_time(moment.jobs[0], moment.now, Random(seed)) >= 900.0 for seed in range(20))
 
 
 def known_times(interval: Interval | None) -> float | None:
