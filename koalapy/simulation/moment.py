@@ -10,6 +10,7 @@ from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.queue.eligibility import placement_limit
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.format import Beginning, KnownCluster, People
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
@@ -117,7 +118,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             tuple(queries.experience.runs()),
             people if shares is None else replace(people, fair_share=shares.settings),
             dict(view.replicas),
-            tuple(queries.jobs()),
+            tuple(_with_all_tries(job, queries) for job in queries.jobs()),
             now=now,
             streams=grid.relays.streams,
             link_uses=tuple((first, second, use) for (first, second), use in grid.relays.uses.items()),
@@ -129,6 +130,13 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             if status.contact.connected and status.last_report.total
         },
     )
+
+
+def _with_all_tries(job: Job, queries: Queries) -> Job:
+    """Return a job whose tries include the scans that passed it over, since a simulation counts scans from 0."""
+    if not job.is_in_queue or placement_limit(job, queries.rules) is None:
+        return job
+    return replace(job, placement_tries=queries.queues.tries(job), counted_scan=0)
 
 
 def _nodes_of(status: ClusterStatus, relays: Relays, now: float) -> NodesNow:

@@ -211,6 +211,21 @@ def test_forecast_from_walltimes_alone_is_wide() -> None:
         assert expected.ends.low < expected.ends.high <= 1000.0
 
 
+@pytest.mark.parametrize("now", [5.0, 1005.0])
+def test_forecast_of_job_with_limited_tries_counts_those_so_far(now: float) -> None:
+    jobs = [make_job(0.0, 12, 9000.0, walltime=9000.0)]
+    jobs += [make_job(at, 12, max_placement_tries=100) for at in (1.0, 301.0) if at < now]
+    rules = Rules(scan_interval=10.0)
+    actual = {outcome.ident: outcome.ended for outcome in Simulation(create_grid(), rules).run(jobs).jobs}
+    moment = create_snapshot(jobs, now, rules)
+    history = (Run("program", Size(12, 0), ("north", "south"), 9000.0),) * 3
+    forecast = forecast_jobs(replace(moment, beginning=replace(moment.beginning, runs=history)), draws=1)
+    for expected in forecast.jobs[1:]:
+        assert expected.ends is not None
+        assert now + expected.ends.middle == pytest.approx(actual[expected.job], abs=20.0)
+        assert actual[expected.job] < 3000.0
+
+
 def test_forecast_excludes_held_job() -> None:
     moment = create_snapshot(crowd_of_jobs(20), 250.0)
     last = max((expected for expected in moment.jobs if expected.is_in_queue), key=lambda expected: expected.id)
