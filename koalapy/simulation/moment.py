@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from koalapy.model.cluster import Relays
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.queue.eligibility import placement_limit
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.record.format import Beginning, KnownCluster, People
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
@@ -35,6 +37,9 @@ class NodesNow:
     reservations: tuple[NodeReservation, ...] = ()
     """Present and coming reservations. Nodes that components have, or that become idle at the end, count as idle."""
     job_sizes: SizeRanges = ()
+    has_relay: bool = False
+    relayed_only: bool = False
+    """Whether it accepts MPI messages of other sites only over relays."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.profile,
             status.last_report.total,
             status.health.errors,
+            status.uplink.bandwidth,
             unusable=status.health.unusable,
             note=status.health.note,
             trials=status.health.trials,
@@ -112,19 +118,28 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             tuple(queries.experience.runs()),
             people if shares is None else replace(people, fair_share=shares.settings),
             dict(view.replicas),
-            tuple(queries.jobs()),
+            tuple(_with_all_tries(job, queries) for job in queries.jobs()),
             now=now,
+            streams=grid.relays.streams,
+            link_uses=tuple((first, second, use) for (first, second), use in grid.relays.uses.items()),
             reservations=queries.reservations.all(),
         ),
         {
-            status.name: _nodes_of(status, now)
+            status.name: _nodes_of(status, grid.relays, now)
             for status in statuses
             if status.contact.connected and status.last_report.total
         },
     )
 
 
-def _nodes_of(status: ClusterStatus, now: float) -> NodesNow:
+def _with_all_tries(job: Job, queries: Queries) -> Job:
+    """Return a job whose tries include the scans that passed it over, since a simulation counts scans from 0."""
+    if not job.is_in_queue or placement_limit(job, queries.rules) is None:
+        return job
+    return replace(job, placement_tries=queries.queues.tries(job), counted_scan=0)
+
+
+def _nodes_of(status: ClusterStatus, relays: Relays, now: float) -> NodesNow:
     """Return the nodes of a connected cluster.
 
     Nodes of a reservation in force that none of its jobs has are reported as background. They count as idle here, and
@@ -148,6 +163,8 @@ def _nodes_of(status: ClusterStatus, now: float) -> NodesNow:
         status.health.evidence.mean_wait(now),
         tuple(replace(entry, idle=max(entry.idle, entry.nodes - unavailable)) for entry in reservations),
         report.job_sizes,
+        status.name in relays.ready,
+        status.name in relays.relayed_only,
     )
 
 

@@ -20,7 +20,7 @@ from koalapy.model.request import ClusterName, StopWarning
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
-from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, RelayChanged, Reported
 from koalapy.scheduler.fair_share import FairShares
 from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.queue.start_conditions import latest_start
@@ -176,6 +176,8 @@ class Simulation:
         for name, nodes in moment.nodes.items():
             self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap, nodes.reservations, nodes.job_sizes)
             self._expect_change(*(reservation.ends for reservation in nodes.reservations))
+            if nodes.has_relay or nodes.relayed_only:
+                self._events.append(RelayChanged(name, nodes.has_relay, nodes.relayed_only))
         for job in moment.beginning.jobs:
             self._expect_start_conditions(job.spec)
         for cluster in moment.beginning.clusters:

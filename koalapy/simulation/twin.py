@@ -63,7 +63,8 @@ class RunTimeEstimates:
         """Draw a run time in seconds on one cluster of speed 1; for a running job, one that is still possible."""
         spec, attempt = job.spec, job.attempt
         factor, elapsed = 1.0, 0.0
-        if attempt is not None and attempt.barrier_at is not None:
+        is_running = job.is_placed and job.ending is None  # the last attempt of a job that is queued again is over
+        if is_running and attempt is not None and attempt.barrier_at is not None:
             factor = self._run_time_factor(application_of(spec), spec.communication, [c.cluster for c in attempt.gang])
             elapsed = max(0.0, now - attempt.barrier_at)
         run_times = self._earlier_run_times(spec)

@@ -1,7 +1,9 @@
 """Forecasts of waiting jobs, compared with the actual course."""
 
+import json
 import pickle
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, new_job
 from koalapy.model.job_sizes import JobSizes, NodeReservation
 from koalapy.model.job_spec import Launcher, Priority
+from koalapy.model.request import LinkUse
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import ReservationChanged
@@ -24,9 +27,20 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.record.format import People
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, Expected, Interval, Question, answer_what_if, forecast_jobs
+from koalapy.simulation.twin import (
+    Change,
+    Expected,
+    Interval,
+    Question,
+    RunTimeEstimates,
+    answer_what_if,
+    forecast_jobs,
+    ignore_progress,
+)
+from koalapy.simulation.wire import answer_question, read_answer, write_question
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_lrm_reservations import HOUR, create_world
+from tests.scheduler.test_relays import BOTH, UNREACHABLE, world_of
 from tests.scheduler.test_reservations import BEGINS, ENDS, SITE_NAME, ReservingWorld, create_reservation
 from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.scheduler.world import World
@@ -197,6 +211,21 @@ def test_forecast_from_walltimes_alone_is_wide() -> None:
         assert expected.ends.low < expected.ends.high <= 1000.0
 
 
+@pytest.mark.parametrize("now", [5.0, 1005.0])
+def test_forecast_of_job_with_limited_tries_counts_those_so_far(now: float) -> None:
+    jobs = [make_job(0.0, 12, 9000.0, walltime=9000.0)]
+    jobs += [make_job(at, 12, max_placement_tries=100) for at in (1.0, 301.0) if at < now]
+    rules = Rules(scan_interval=10.0)
+    actual = {outcome.ident: outcome.ended for outcome in Simulation(create_grid(), rules).run(jobs).jobs}
+    moment = create_snapshot(jobs, now, rules)
+    history = (Run("program", Size(12, 0), ("north", "south"), 9000.0),) * 3
+    forecast = forecast_jobs(replace(moment, beginning=replace(moment.beginning, runs=history)), draws=1)
+    for expected in forecast.jobs[1:]:
+        assert expected.ends is not None
+        assert now + expected.ends.middle == pytest.approx(actual[expected.job], abs=20.0)
+        assert actual[expected.job] < 3000.0
+
+
 def test_forecast_excludes_held_job() -> None:
     moment = create_snapshot(crowd_of_jobs(20), 250.0)
     last = max((expected for expected in moment.jobs if expected.is_in_queue), key=lambda expected: expected.id)
@@ -302,6 +331,16 @@ def test_forecast_of_requeued_job_counts_only_its_next_start(retry_at: float | N
     assert unreachable.jobs[0].starts is None
     assert unreachable.started == Interval(0, 0, 0)
     assert unreachable.there == {}
+
+
+@pytest.mark.parametrize("change", [{"state": JobState.QUEUED}, {"ending": JobState.QUEUED}])
+def test_forecast_of_requeued_job_draws_a_whole_run_time(change: dict[str, Any]) -> None:
+    moment = create_snapshot([make_job(0.0, 8, 1000.0, walltime=1000.0)], 900.0)
+    job = replace(moment.jobs[0], **change)
+    estimates = RunTimeEstimates((), {})
+    run_times = [estimates.draw_run_time(job, moment.now, Random(seed)) for seed in range(20)]
+    assert min(run_times) < 500.0
+    assert all(estimates.draw_run_time(moment.jobs[0], moment.now, Random(seed)) >= 900.0 for seed in range(20))
 
 
 def known_times(interval: Interval | None) -> float | None:
@@ -419,7 +458,7 @@ def test_forecast_of_job_after_a_missed_deadline_starts_at_latest_start(deadline
 
 def forecast_world(world: World) -> dict[int, Expected]:
     """Return the forecast of each job of a scheduler that is not itself simulated."""
-    forecast = forecast_jobs(moment_of(world.queries, People(), world.now), draws=9)
+    forecast = forecast_jobs(moment_of(world.queries, People(), world.now), draws=5)
     return {expected.job: expected for expected in forecast.jobs}
 
 
@@ -431,14 +470,14 @@ def middle_start(expected: Expected) -> float:
 @pytest.mark.parametrize("running", [0, 6])
 def test_forecast_of_job_that_would_run_into_reservation_starts_after_it(running: int) -> None:
     """Nodes of jobs that end before the reservation are reserved, too."""
-    world = create_world(NodeReservation("works", 10, 10 - running, HOUR, 25 * HOUR), north=10)
+    world = create_world(NodeReservation("works", 10, 10 - running, HOUR, 3 * HOUR), north=10)
     if running:
         world.submit(flexible(running), walltime=600.0, run_time=1000.0)
         world.advance(5)
     job = world.submit(flexible(6), walltime=2 * HOUR)
     world.advance(1)
     assert world.state(job) is JobState.QUEUED
-    assert middle_start(forecast_world(world)[job]) == pytest.approx(25 * HOUR - world.now, abs=60.0)
+    assert middle_start(forecast_world(world)[job]) == pytest.approx(3 * HOUR - world.now, abs=60.0)
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -484,3 +523,35 @@ def test_forecast_places_no_component_of_a_size_that_its_cluster_rejects() -> No
     ends = expected[first].ends
     assert ends is not None
     assert middle_start(expected[second]) == pytest.approx(ends.middle, abs=10.0)
+
+
+@pytest.mark.parametrize(("links", "use"), [(UNREACHABLE, LinkUse.ANY), ({}, LinkUse.ANY), ({}, LinkUse.RELAYED)])
+def test_forecast_of_relayed_job_starts_once_the_hub_has_streams(links: Any, use: LinkUse) -> None:
+    world = world_of(12, *BOTH, links=links)
+    world.queries.grid["north"].uplink.bandwidth = 1e8
+    spec: dict[str, Any] = {"processes_per_node": 1, "walltime": 600.0, "run_time": 1000.0}
+    jobs = [world.submit(fixed(north=2, south=2), links=use, **spec) for _ in range(2)]
+    world.advance(5)
+    assert [world.state(job) for job in jobs] == [JobState.RUNNING, JobState.QUEUED]
+    first, second = (forecast_world(world)[job] for job in jobs)
+    assert first.ends is not None
+    assert middle_start(second) == pytest.approx(first.ends.middle, abs=10.0)
+    north = moment_of(world.queries, People(), world.now).beginning.clusters[0]
+    assert (north.name, north.uplink_bandwidth) == ("north", 1e8)
+
+
+def test_forecast_in_child_process_has_the_relays() -> None:
+    world = world_of(12, *BOTH, uses={BOTH: LinkUse.RELAYED})
+    for _ in range(2):
+        world.submit(fixed(north=2, south=2), processes_per_node=1, walltime=600.0)
+    question = Question(moment_of(world.queries, People(), world.now), Change(), builtin_policies, max_draws=2)
+    values = iter(json.loads(json.dumps(list(write_question(question)))))
+    answer = read_answer(answer_question(builtin_policies, values, report=ignore_progress))
+    assert answer == answer_what_if(question)
+    middle_start(answer.as_it_is.jobs[1])
+
+
+def test_forecast_of_direct_job_does_not_start_on_cluster_that_is_relayed_only() -> None:
+    world = world_of(12, *BOTH, only=("south",))
+    job = world.submit(fixed(north=2, south=2), links=LinkUse.DIRECT, walltime=600.0)
+    assert forecast_world(world)[job].starts is None
