@@ -47,8 +47,8 @@ JOURNAL = "journal"
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
-_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT)
-"""Errors of ``read_regular`` if a program has replaced or removed a file, or changed its mode."""
+_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT, errno.EISDIR)
+"""Errors of reading a file that a program has replaced or removed, or whose mode it has changed."""
 NOT_EMPTY = re.compile(r"\S")
 LAST_HEARD_FILE = "heard"
 """A file per daemon instance, modified at each contact."""
