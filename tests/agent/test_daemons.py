@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from koalapy.agent.core.daemons import Daemons
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import JournalFolder, Spool
+from koalapy.model.errors import SiteUnavailable
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim_component, run_program
@@ -55,6 +56,24 @@ def test_epoch_after_failed_write_counts_and_is_saved_later(tmp_path: Path, monk
     assert not daemons.accept_epoch("one", 3, "z"), "the earlier run stays rejected"
     assert [daemon.epoch for daemon in daemons.known_daemons()] == [4]
     daemons.record_job("one", 9)
+    assert reload_daemons(tmp_path) == [("one", 4, "a", 9)]
+
+
+@pytest.mark.parametrize("file", ["daemon", "job"])
+def test_failed_read_does_not_forget_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    daemons, read_bytes = Daemons(tmp_path), Path.read_bytes
+    assert daemons.accept_epoch("one", 4, "a")
+    daemons.record_job("one", 9)
+
+    def fail_read(path: Path) -> bytes:
+        if path.name == file:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_bytes(path)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "read_bytes", fail_read)
+        with pytest.raises(SiteUnavailable, match=rf"one/{file}: .*Stale file handle"):
+            Daemons(tmp_path)
     assert reload_daemons(tmp_path) == [("one", 4, "a", 9)]
 
 

@@ -16,8 +16,9 @@ import structlog
 
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
-from koalapy.agent.core.spool import Spool, open_regular
+from koalapy.agent.core.spool import Spool, has_failed_disk, open_regular
 from koalapy.agent.transfers.stages import ComponentFiles
+from koalapy.model.errors import SiteUnavailable
 from koalapy.protocol.messages import KnownDaemon
 from koalapy.runner.folders import replace_file, sync_folder
 
@@ -107,13 +108,16 @@ class Daemons:
 
 
 def _load_records(directory: Path) -> Iterator[KnownDaemon]:
-    """Yield the known daemons, the most recently served last."""
+    """Yield the known daemons, the most recently served last. Raise ``SiteUnavailable`` if the disk fails."""
     files = [path for path in directory.glob(f"*/{EPOCH_FILE}") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime):
         fields: dict[str, object] = {}
         for part in (path, path.with_name(JOB_FILE)):
-            with contextlib.suppress(OSError, ValueError, TypeError):
+            try:
                 fields |= json.loads(part.read_bytes())
+            except (OSError, ValueError, TypeError) as error:
+                if has_failed_disk(error):
+                    raise SiteUnavailable(f"cannot read {part}: {error}", hint="the next start tries again") from error
         with contextlib.suppress(ValueError):
             yield KnownDaemon.model_validate({"epoch": 0, **fields, "instance": path.parent.name})
 

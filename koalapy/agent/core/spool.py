@@ -5,11 +5,13 @@ Programs may write into these folders: the agent opens only regular files and fo
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
 import stat
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +34,7 @@ from koalapy.runner.settings import SECRET_FILE
 
 log = structlog.get_logger()
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 SYNC_THREADS = 3
 """Maximum number of threads that flush files at the same time."""
@@ -44,8 +47,8 @@ JOURNAL = "journal"
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
-_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT)
-"""Errors of ``read_regular`` if a program has replaced or removed a file, or changed its mode."""
+_SPOILED_BY_PROGRAMS = (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENOENT, errno.EISDIR)
+"""Errors of reading a file that a program has replaced or removed, or whose mode it has changed."""
 NOT_EMPTY = re.compile(r"\S")
 LAST_HEARD_FILE = "heard"
 """A file per daemon instance, modified at each contact."""
@@ -147,6 +150,31 @@ def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a pipe
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path, stop: threading.Event) -> None:
+    """Flush a folder, its name and content to the disk until ``stop`` is set. Follow no links. Raise ``OSError``."""
+    folders = [folder]
+    while folders and not stop.is_set():
+        path = folders.pop()
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False) and not stop.is_set():
+                    sync_path(Path(entry.path))
+        sync_path(path)
+    sync_path(folder.parent)
+
+
+def sync_file_system(path: Path) -> None:
+    """Flush all that was written to the file system of a path to the disk, by any account. Raise ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if _libc.syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     finally:
         os.close(descriptor)
 

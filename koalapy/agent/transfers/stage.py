@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.spool import JournalFolder
+from koalapy.agent.core.spool import JournalFolder, sync_file_system, sync_tree
 from koalapy.agent.transfers.daemon_files import BUSY_TIMEOUT, DaemonBusy, retry_transfer
 from koalapy.agent.transfers.pull import Pull, StageError, TransferTools, content_key, site_error
 from koalapy.agent.transfers.replicas import ReplicaRequest, make_read_only
@@ -32,12 +32,14 @@ from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavail
 from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageFault, StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle
+from koalapy.system.process import read_boot_id
 
 log = structlog.get_logger()
 
 Made = TypeVar("Made")
 
 RESULTS = "its inputs from other jobs"
+RESULTS_FILE = "results.tar"
 
 USERS_FAULTS = (SiteFault.JOB, SiteFault.UNSUITABLE, SiteFault.UNKNOWN)
 """Rejections by an account for which the job's user is responsible."""
@@ -89,8 +91,16 @@ class StageRun:
         self.published_at = 0.0
 
     def load_journal(self) -> None:
-        """Restore what an earlier agent had prepared, from the journal in the work folder."""
-        entries = self._journal.load_entries()
+        """Restore what an earlier agent had prepared, from the journal in the work folder.
+
+        After a restart of the machine, begin again unless all was prepared, and so flushed to the disk.
+        """
+        entries, boot = self._journal.load_entries(), read_boot_id()
+        if not entries.get("done") and entries.get("boot", boot) != boot:
+            remove_tree(self.folder)
+            (self._work_folder / RESULTS_FILE).unlink(missing_ok=True)
+            entries = {"boot": boot, "unpacked": False, "results": "", "ready": [], "moving": None}
+            self.note_entry(**entries)
         self._unpacked, self._results = entries.get("unpacked", False), entries.get("results", "")
         self._ready, self._moving = set(entries.get("ready", [])), entries.get("moving")
         if entries.get("done"):
@@ -196,6 +206,9 @@ class StageRun:
             if self._has_account:
                 self._accounts.run_as.accounts.admit(self._user)
                 await self._accounts.copy_to_account(self._user, self.folder, self._account_folder)
+                await self._run_in_thread(sync_file_system, self._account_folder.parents[1])
+            else:
+                await self._run_in_thread(sync_tree, self.folder, self._given_up)
             self._journal.write_entry(done=True)
             self._state = "done"
         except SiteError as error:
@@ -391,7 +404,7 @@ class StageRun:
 
     async def _place_results(self) -> None:
         """Fetch the results of other jobs and unpack them into the stage folder, which contains no links yet."""
-        path = self._work_folder / "results.tar"
+        path = self._work_folder / RESULTS_FILE
 
         def note_progress(size: int) -> None:
             self._result_bytes = size

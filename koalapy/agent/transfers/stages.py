@@ -36,6 +36,7 @@ from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage
 from koalapy.runner.result_archive import FoldersTooDeep, Patterns, write_archive
 from koalapy.system.event_loop import BackgroundTasks
+from koalapy.system.process import read_boot_id
 
 log = structlog.get_logger()
 
@@ -115,7 +116,7 @@ class Stages:
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
-            run.note_entry(instance=instance, order=order.model_dump(), since=time.time())
+            run.note_entry(instance=instance, order=order.model_dump(), since=time.time(), boot=read_boot_id())
             run.start_task()
         run.published = None
         self._publish(run)

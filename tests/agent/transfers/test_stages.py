@@ -8,13 +8,18 @@ import tarfile
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from koalapy.agent.core.spool import JournalFolder
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core import spool
+from koalapy.agent.core.spool import JournalFolder, sync_file_system
 from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
 from koalapy.protocol.messages import Stage, StageBundle
+from koalapy.system.process import read_boot_id
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 
@@ -175,6 +180,69 @@ async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFi
     assert "/api/v1/agents/north/bundles/" in first
     assert first.endswith("Bearer s3cret")
     assert "bytes=2000000-" in second
+
+
+async def test_stage_is_flushed_before_it_is_recorded_as_done(
+    monkeypatch: pytest.MonkeyPatch, north: FileSite, daemon_files: FakeDaemonFiles
+) -> None:
+    events: list[object] = []
+    write_entry = JournalFolder.write_entry
+
+    def note_entry(folder: JournalFolder, **entry: object) -> None:
+        events.extend(entry)
+        write_entry(folder, **entry)
+
+    monkeypatch.setattr(JournalFolder, "write_entry", note_entry)
+    monkeypatch.setattr(spool, "sync_path", events.append)
+    bundle = add_bundle(daemon_files, make_archive(make_member("sub/own")))
+    folder = north.start_stage(north.make_input(north.make_replica("data")), bundle=bundle)
+    await north.wait_for_state("done")
+    flushed = {path for path in events[: events.index("done")] if isinstance(path, Path)}
+    assert flushed >= {folder.parent, folder, folder / "sub", folder / "sub" / "own"}
+    assert folder / "input" not in flushed, "it is a link"
+
+
+async def test_stage_of_other_account_is_flushed_before_it_is_recorded_as_done(
+    monkeypatch: pytest.MonkeyPatch, north: FileSite
+) -> None:
+    events: list[object] = []
+    base = north.directory / "accounts"
+
+    async def copy_to_account(user: str, tree: Path, folder: Path) -> None:
+        events.append("copied")
+
+    accounts = SimpleNamespace(account_for=lambda user: "alice", admit=lambda user: None)
+    folders = SimpleNamespace(
+        run_as=SimpleNamespace(accounts=accounts),
+        is_mapped=True,
+        stage_path=lambda user, instance, token: base / user / f"stage-{instance}-{token}",
+        copy_to_account=copy_to_account,
+    )
+    north.stages._folders = cast(JobFolders, folders)
+    monkeypatch.setattr(stage, "sync_file_system", events.append)
+    north.start_stage()
+    await north.wait_for_state("done")
+    assert events == ["copied", base]
+    sync_file_system(north.directory)
+
+
+@pytest.mark.parametrize(("boot", "content"), [(read_boot_id(), b""), ("another", b"own")])
+async def test_unfinished_stage_begins_again_after_restart_of_machine(
+    monkeypatch: pytest.MonkeyPatch, north: FileSite, daemon_files: FakeDaemonFiles, boot: str, content: bytes
+) -> None:
+    bundle = add_bundle(daemon_files, make_archive(make_member("own", b"own")))
+    folder = north.start_stage(north.make_input(north.make_replica("data")), bundle=bundle)
+    await north.wait_for_state("done")
+    await north.stop()
+    JournalFolder(folder.with_name(f".{folder.name}")).write_entry(done=False)
+    (folder / "own").write_bytes(b"")  # as if it had not been flushed
+    monkeypatch.setattr(stage, "read_boot_id", lambda: boot)
+    north.statuses.clear()
+    north.start()
+    north.stages.load_stages()
+    await north.wait_for_state("done")
+    assert (folder / "own").read_bytes() == content
+    assert (folder / "input").is_symlink()
 
 
 async def test_missing_bundle_fails_stage(north: FileSite) -> None:
