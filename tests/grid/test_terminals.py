@@ -134,7 +134,8 @@ def test_shell_on_another_node_runs_there(grid: EmbeddedGrid, job: int, node: st
 def test_detaching_ends_the_shell_and_not_the_job(grid: EmbeddedGrid, job: int) -> None:
     with open_terminal(grid, "shell", job) as terminal:
         terminal.expect("terminal on")
-        send(terminal, "sleep 1234 & echo st''arted", "started")
+        # A shell may leave a process that does not run its program yet.
+        send(terminal, "sleep 1234 & until grep -qx sleep /proc/$!/comm; do :; done; echo st''arted", "started")
         terminal.send_text("~.")
         assert terminal.wait_for_exit() == 0
     wait_for_no_shell(grid, job)
