@@ -434,11 +434,6 @@ class Job:
         return may_start and (self.tasks is None or self.may_start_task)
 
     @property
-    def awaits_start(self) -> bool:
-        """Return whether the job is in its placement queue or deferred, so that its start can be predicted."""
-        return self.is_in_queue or (self.state is JobState.QUEUED and self.is_deferred)
-
-    @property
     def is_placed(self) -> bool:
         """Return whether the job has a live attempt."""
         return self.state.is_active and self.tasks is None
