@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import structlog
 from pydantic import BaseModel, Field
@@ -34,6 +34,8 @@ from koalapy.runner.folders import replace_file
 from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_first_byte
 
 log = structlog.get_logger()
+
+Key = TypeVar("Key")
 
 TUNNEL = str(Path(__file__).with_name("tunnel.py"))
 _PYTHON = [sys.executable, "-I", "-S"]
@@ -217,9 +219,8 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        if len(self._tickets) >= self._max_tickets:  # revoke the oldest of the site with the most
-            ((site, _),) = Counter(ticket.site for ticket in self._tickets.values()).most_common(1)
-            self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
+        if len(self._tickets) >= self._max_tickets:
+            self._revoke(_oldest_of_busiest({module: ticket.site for module, ticket in self._tickets.items()}))
         module = secrets.token_hex(8)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
         ticket = Ticket(module, asker, secrets.token_hex(16), folder, entry, alarm)
@@ -348,8 +349,7 @@ class Exports:
                 await asyncio.sleep(1.0)
                 continue
             if len(self._silent) >= MAX_SILENT:
-                ((busiest, _),) = Counter(self._silent.values()).most_common(1)
-                oldest = next(task for task, other in self._silent.items() if other == busiest)
+                oldest = _oldest_of_busiest(self._silent)
                 del self._silent[oldest]
                 oldest.cancel()  # also while it waits for a place
             self._silent[self._serving.spawn(self._serve(connection))] = address
@@ -413,6 +413,12 @@ class Exports:
                 kill_group(process)
             await process.wait()
         self._connections.discard(process)
+
+
+def _oldest_of_busiest(owners: Mapping[Key, str]) -> Key:
+    """Return the first key of the owner with most keys; ``owners``: the owner of each key, in the order of arrival."""
+    ((busiest, _),) = Counter(owners.values()).most_common(1)
+    return next(key for key, owner in owners.items() if owner == busiest)
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:
