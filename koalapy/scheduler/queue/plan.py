@@ -119,8 +119,8 @@ class Plan:
         return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
-        """Return how long a job is expected to run, after its longest transfer: its walltime, or the run time of such
-        jobs.
+        """Return how long a job is expected to run, after the transfer of its inputs: its walltime, or the run time of
+        such jobs.
 
         It has no limit while no starts are planned.
         """
@@ -130,14 +130,14 @@ class Plan:
         if seconds is None:
             seconds, is_certain = self._estimate(spec, (application_of(spec), run_size(spec))), False
         if spec.all_inputs:
-            key = "longest transfer", spec.request, spec.inputs
-            seconds += self._grid.view().compute_lasting(key, partial(self._longest_transfer, spec))
+            key = "transfer time", spec.request, spec.inputs
+            seconds += self._grid.view().compute_lasting(key, partial(self._transfer_time, spec))
         step = next(step for limit, step in ROUNDING if seconds <= limit)
         return Duration(ceil(seconds / step) * step, is_certain)
 
-    def _longest_transfer(self, spec: JobSpec, view: GridView) -> float:
-        """Return the seconds of the longest transfer of a job's inputs to the clusters of a fixed request, else to the
-        nearest one, also from clusters that are out of reach."""
+    def _transfer_time(self, spec: JobSpec, view: GridView) -> float:
+        """Return the seconds until a job's inputs are on all clusters of a fixed request, else on the nearest cluster,
+        also from clusters that are out of reach."""
         in_reach = view.with_clusters(
             [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
         )
