@@ -182,12 +182,9 @@ class Dashboard:
             is_part, is_read = "hx-request" in request.headers, request.method == "GET"
             if is_part and not is_read:
                 return Response(status_code=401)  # the page keeps what was typed
-            query = request.url.query
-            page = f"{request.url.path}?{query}" if query else request.url.path
-            if is_part or not is_read:
-                sender = request.headers.get("hx-current-url") or request.headers.get("referer", "")
-                page = re.sub(r"^\w+://[^/]*|#.*", "", sender) or "/"
-            login = with_query("/login", next=page)
+            sender = request.headers.get("hx-current-url") or request.headers.get("referer", "")
+            address = sender if is_part or not is_read else str(request.url)
+            login = with_query("/login", next=re.sub(r"^\w+://[^/]*|#.*", "", address) or "/")
             if is_part:
                 return Response(status_code=401, headers={"HX-Redirect": login})
             return RedirectResponse(login, 303)
