@@ -38,6 +38,8 @@ NOT_COPIED = (
 Folders of agents hold only the state of running jobs, and the database is copied separately. A restored database lacks
 the changes since its backup.
 """
+DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")
+"""Endings of the names of the files of a SQLite database, itself last."""
 CHUNK_SIZE = 1024 * 1024
 
 
@@ -137,6 +139,7 @@ def restore_backup(
         with _folder_for(data_dir) as incoming:
             _copy_folder(source / FILES, incoming, ())
             if summary.database == "sqlite":
+                _make_place(incoming, data_dir, database)
                 _copy_database(source / DATABASE, incoming / DATABASE)
             _raise_numbers(incoming, database, data_dir)
             _give_to_owner_of(data_dir, incoming)
@@ -313,6 +316,19 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
+def _make_place(incoming: Path, data_dir: Path, database: Path | None) -> None:
+    """Make the folder of a database that is in the data directory, and remove its files as a daemon just wrote them.
+
+    A write-ahead log among them would change the restored database.
+    """
+    root = data_dir.resolve()
+    if database is not None and (folder := database.parent.resolve()).is_relative_to(root):
+        place = incoming / folder.relative_to(root)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for suffix in DATABASE_SUFFIXES:
+            (place / f"{database.name}{suffix}").unlink(missing_ok=True)
+
+
 def _raise_numbers(incoming: Path, replaced: Path | None, data_dir: Path) -> None:
     """Keep the job numbers and the epoch (number of the daemon run) of the replaced data, so that none is used twice.
 
@@ -359,10 +375,11 @@ def _swap_data(incoming: Path, data_dir: Path, present: list[str], database: Pat
     copy = target.with_name(f"{INCOMING}{secrets.token_hex(4)}")
     try:
         if restored.exists():
-            if target.parent.resolve() != data_dir.resolve():
-                olds = (Path(f"{target}{suffix}") for suffix in ("-wal", "-shm", "-journal", ""))
+            if not target.parent.resolve().is_relative_to(data_dir.resolve()):
+                olds = (Path(f"{target}{suffix}") for suffix in DATABASE_SUFFIXES)
                 renames += [(old, old.with_name(f"{DISPLACED}{stamp}-{old.name}")) for old in olds if old.exists()]
                 shutil.move(restored, copy)  # it may be on another disk
+                _give_to_owner_of(data_dir, copy)  # a copy to another disk is of this account
                 restored = copy
             renames.append((restored, target))
         if present:

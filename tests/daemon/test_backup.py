@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -237,3 +238,41 @@ def test_backup_of_external_database_is_restored_in_place(data_dir: Path, tmp_pa
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert len(list(database.parent.glob("before-restore-*k.db"))) == 1
     assert not (data_dir / "koala.db").exists()
+
+
+@pytest.mark.parametrize("name", ["koala.db", "jobs.db", "db/koala.db"])
+def test_backup_of_used_database_in_data_directory_is_restored_in_place(tmp_path: Path, name: str) -> None:
+    data_dir, config = tmp_path / "data", tmp_path / "koala.yaml"
+    database = data_dir / name
+    database.parent.mkdir(parents=True)
+    config.write_text(f"database: sqlite:///{database}\n")
+    stores = open_stores(f"sqlite:///{database}", OutputStore(data_dir / "output", 1000), time.time)
+    make_backup(tmp_path / "backup", data_dir, config, files_only=False)  # with the write-ahead log of the daemon
+    stores.jobs.release_lease()
+    stores.jobs.close()
+    execute_sql(database, "UPDATE lease SET epoch = 9")
+    _, displaced = restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert displaced is not None
+    assert read_lease(displaced / name)[1] == 9
+    assert read_lease(database) == (0, 9, 0.0)
+    shutil.rmtree(data_dir)
+    restore_backup(tmp_path / "backup", data_dir, config, replace=False)
+    assert read_lease(database) == (0, 1, 0.0)
+    assert list_paths(data_dir) == [name]
+
+
+def test_restore_to_another_disk_gives_database_to_owner_of_data_directory(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, database, given = tmp_path / "koala.yaml", tmp_path / "db" / "koala.db", list[Path]()
+    database.parent.mkdir()
+    (data_dir / "koala.db").rename(database)
+    config.write_text(f"database: sqlite:///{database}\n")
+    make_backup(tmp_path / "backup", data_dir, config, files_only=False)
+    if os.getuid() == 0:
+        os.chown(data_dir, 1, 1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, *owner, **_: given.append(path))
+    monkeypatch.setattr(shutil, "move", shutil.copy2)  # a rename keeps the owner, but is impossible
+    restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert database.parent in {path.parent for path in given}
