@@ -1,5 +1,7 @@
 """Interactive jobs without a client are cancelled."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ class Daemon:
         self.now = 0.0
         self.jobs = {number: self.job(number, interactive=number > 1) for number in (1, 2, 3)}
         self.cancelled: list[int] = []
+        self.at_commit = list[Callable[[], object]]()
         self.observers: list[Any] = []
         queries = SimpleNamespace(job=self.jobs.get, jobs=lambda: list(self.jobs.values()))
         engine = SimpleNamespace(commit=self._commit, subscribe=self.observers.append, queries=queries)
@@ -31,6 +34,8 @@ class Daemon:
         (event,) = cast(Any, item.events)
         assert isinstance(event, JobCancelled)
         self.cancelled.append(event.job)
+        while self.at_commit:
+            self.at_commit.pop()()
         del self.jobs[event.job]
 
     async def check_at(self, now: float) -> list[int]:
@@ -68,3 +73,11 @@ async def test_job_that_has_ended_is_not_cancelled() -> None:
     daemon = Daemon()
     daemon.jobs.clear()
     assert await daemon.check_at(2 * GRACE) == []
+
+
+async def test_job_whose_client_returns_while_another_is_cancelled_goes_on() -> None:
+    daemon = Daemon()
+    with ExitStack() as clients:
+        daemon.at_commit.append(lambda: clients.enter_context(daemon.attendance.attend(3)))
+        assert await daemon.check_at(GRACE + 1) == [2]
+    assert await daemon.check_at(2 * GRACE) == [2]

@@ -411,7 +411,9 @@ class Attendance:
     async def cancel_unattended(self) -> None:
         """Cancel the jobs that have exceeded their grace; called periodically."""
         now = self._clock()
-        for job in [job for job, since in self._absent_since.items() if now - since > self._grace]:
+        for job in [*self._absent_since]:
+            if now - self._absent_since.get(job, now) <= self._grace:  # perhaps its client came back during a commit
+                continue
             if self._queries.job(job) is None:
                 self._absent_since.pop(job, None)
                 continue
