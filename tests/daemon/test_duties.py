@@ -1,7 +1,9 @@
 """Periodic duties, independent of changes of the machine's clock."""
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +13,13 @@ from apscheduler.util import datetime_repr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.engine.duties import CalendarTrigger, Duties, Duty, following_run, next_due, repeat_duty
+from koalapy.model.errors import ConflictError
+from koalapy.store.database import Database, current_holder
+from koalapy.store.engine import make_engine
+from koalapy.store.opening import upgrade
+from koalapy.store.sql import JobStore
 
 MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 INTERVALS = st.floats(0.1, 1e6)
@@ -98,3 +106,17 @@ def test_following_run_after_clock_set_back_is_within_interval(planned: datetime
     trigger = CalendarTrigger(600.0)
     assert following_run(planned, trigger, now) <= now + trigger.interval
     assert following_run(planned, trigger, now) <= planned
+
+
+async def test_lease_renewed_after_clock_was_set_forward_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, now = f"sqlite:///{tmp_path / 'koala.db'}", 5000.0
+    store = JobStore(Database(make_engine(url), lambda: 1000.0, upgrade=upgrade))
+    engine: Any = SimpleNamespace(clock=lambda: 1002.0, database=DatabaseMonitor())
+    monkeypatch.setattr(time, "time", lambda: now)
+    await Duties(engine, store, lambda: None).renew_lease()
+    assert current_holder(make_engine(url), now), "koala restore is refused"
+    with pytest.raises(ConflictError, match="another daemon"):
+        Database(make_engine(url), lambda: now)
+    store.close()

@@ -131,7 +131,8 @@ class Duties:
         """Renew the daemon's sole right to write to the database; on failure retry until the next renewal is near."""
         began, database = asyncio.get_running_loop().time(), self._engine.database
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
-            renew, renewed_at = partial(self._store.renew_lease, self._engine.clock()), SYSTEM_CLOCK.since_boot()
+            # By the machine's clock, as other processes read it: the engine's own ignores that it was set.
+            renew, renewed_at = partial(self._store.renew_lease, SYSTEM_CLOCK.now()), SYSTEM_CLOCK.since_boot()
             try:
                 await database.run_transaction(LEASE, None, renew, partial(database.note_failure, LEASE))
             except StoreUnavailable as error:
