@@ -318,7 +318,11 @@ def current_holder(engine: Engine, now: float) -> str:
         if not inspect(connection).has_table(lease.name):
             return ""
         row = connection.execute(select(lease.c.holder, lease.c.expires_at)).first()
-        if row is None or row.expires_at <= now or not _may_hold(connection, row.holder):
+        if row is None or row.expires_at <= 0.0 or not _may_hold(connection, row.holder):
+            return ""
+        # A daemon that cannot renew its lease, as on a full disk, goes on.
+        is_here = row.holder.rsplit(":", 2)[0] == socket.gethostname()
+        if row.expires_at <= now and not is_here and not _is_locked(connection):
             return ""
     return str(row.holder.rsplit(":", 1)[0])
 

@@ -136,12 +136,19 @@ def test_restore_backup_of_earlier_version_has_no_checksums(data_dir: Path, tmp_
     assert (tmp_path / "restored/token").exists()
 
 
-def test_restore_backup_while_daemon_runs_is_rejected(data_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_restore_backup_while_daemon_runs_is_rejected(data_dir: Path, tmp_path: Path, is_renewed: bool) -> None:
     make_backup(tmp_path / "backup", data_dir, None, files_only=False)
-    stores = open_stores(f"sqlite:///{data_dir / 'koala.db'}", OutputStore(data_dir / "output", 1000), time.time)
+    database = data_dir / "koala.db"
+    stores = open_stores(f"sqlite:///{database}", OutputStore(data_dir / "output", 1000), time.time)
+    if not is_renewed:
+        execute_sql(database, "UPDATE lease SET expires_at = 1.0")
     with pytest.raises(ConflictError, match=r"a daemon \(.*\) uses this database"):
         restore_backup(tmp_path / "backup", data_dir, None, replace=True)
-    stores.jobs.release_lease()
+    if is_renewed:
+        stores.jobs.release_lease()
+    else:
+        execute_sql(database, "UPDATE lease SET holder = 'elsewhere:1:1'")
     stores.jobs.close()
     restore_backup(tmp_path / "backup", data_dir, None, replace=True)
 
