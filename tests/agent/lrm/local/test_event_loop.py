@@ -31,6 +31,18 @@ def test_turn_skips_alarms_that_earlier_calls_change() -> None:
     assert calls == ["first", "again"]
 
 
+def test_turn_with_alarm_in_a_month_handles_files() -> None:
+    loop, calls = Loop(), list[int]()
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        loop.watch(reader.fileno(), calls.append)
+        loop.set_alarm("walltime", 30 * 86_400.0, lambda: None)
+        writer.send(b"x")
+        loop.turn()
+    loop.close()
+    assert len(calls) == 1
+
+
 class FullSocket(socket.socket):
     """A listener in a process that has no free file descriptor."""
 
