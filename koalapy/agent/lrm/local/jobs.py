@@ -13,6 +13,7 @@ from koalapy.runner.folders import replace_file
 
 WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
+MAX_WALLTIME_S = 1e12
 
 Part = dict[str, tuple[int, int | None]]
 """By resource: how much a job uses of a node, and how much of it all jobs on the node may use together.
@@ -371,7 +372,7 @@ def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]
         raise RequestRejected("env: a name is empty or contains '='")
     if len(values["secrets"]) not in (0, size):
         raise RequestRejected("secrets: must be a list of one string for each node, or an empty list")
-    if walltime is not None and (type(walltime) not in (int, float) or not 0 < walltime < math.inf):
+    if walltime is not None and (type(walltime) not in (int, float) or not 0 < walltime <= MAX_WALLTIME_S):
         raise RequestRejected(f"walltime: must be a positive number of seconds, not {walltime!r}")
     if account is not None and min(account["uid"], account["gid"]) < 1:
         raise RequestRejected("account: uid and gid must be at least 1")

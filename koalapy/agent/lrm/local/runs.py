@@ -299,8 +299,8 @@ class Runs:
             tree = process_trees([run.pid])
             try:
                 os.killpg(run.pid, signum)
-            except ProcessLookupError:  # too young to lead its session yet
-                os.kill(run.pid, signum)
+            except (ProcessLookupError, PermissionError):  # too young to lead its session yet, or of another account
+                send_signal([run.pid], signum)
             send_signal(tree[1:], signum)
 
     def _sweep(self) -> None:

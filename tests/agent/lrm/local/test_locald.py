@@ -211,6 +211,7 @@ def test_secret_of_runner_is_only_in_its_pipe(make_site: Callable[..., Site]) ->
         ("walltime", -1),
         ("walltime", float("nan")),
         ("walltime", "soon"),
+        ("walltime", 10**400),
         ("attached", 1),
     ],
 )
@@ -226,6 +227,7 @@ def test_wrong_requests_do_not_crash_locald(site: Site) -> None:
     lines = [b"{", b"\xff\xfe", b"[1]", b"null", b'"op"', b'{"op": 1}', b'{"op": []}', b'{"op": "eat"}']
     lines += [b"[" * 100_000, b'{"op": "cancel", "job": []}', b'{"op": "wait", "job": {}}', b'{"op": "find"}']
     lines += [b'{"op": "list", "ended_since": "x"}', b'{"op": "keep", "key": {}}']
+    lines += [b'{"op": "reserve", "name": "a", "users": ["u"], "begins": 1%b, "ends": 2}' % (b"0" * 400)]
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
         client.sendall(b"\n".join(lines) + b"\n")
