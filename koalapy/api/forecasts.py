@@ -170,7 +170,7 @@ def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
 def _parse_rule(name: str, text: str) -> object:
     """Parse the value of a rule as YAML; raise ``UsageError`` if it is invalid."""
     try:
-        return load_yaml(text)
+        return load_yaml(text, aliases=False)  # a short text with nested aliases may expand to a huge value
     except ValueError as error:
         detail = f": {error}" if isinstance(error, DuplicateKey) else ""
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from koalapy.model.errors import UsageError, explain_error
-from koalapy.model.field import without_none
+from koalapy.model.field import split_annotation, without_none
 from koalapy.model.job_spec import SET_BY_RUNNERS
 from koalapy.scheduler.rules import OutOfRange
 
@@ -101,7 +101,7 @@ def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
             kind = kind.model_fields[str(part)].annotation
         else:
             kind = get_args(kind)[-1]
-        kind = without_none(kind)
+        kind = without_none(split_annotation(kind)[0])
     return sorted(field.name for field in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
 
 

@@ -59,7 +59,7 @@ def _only_value_errors() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise ValueError("it has too many levels: use fewer") from error
-    except (yaml.YAMLError, LookupError, AttributeError) as error:
+    except (yaml.YAMLError, LookupError, AttributeError, OverflowError) as error:
         raise ValueError(str(error)) from error
 
 

@@ -93,7 +93,8 @@ class Loop:
         """Wait until a file is ready or an alarm is due, and call the callbacks."""
         self.awake(MAX_LAG)
         now = self.time()
-        timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
+        # At most a minute: the selector takes no timeout of more than 24 days.
+        timeout = max(0.0, min([now + 60, *(due for due, _ in self._alarms.values())]) - now)
         files = self._selector.get_map()
         ready = self._selector.select(timeout)
         self.awake(timeout + MAX_LAG)

@@ -25,7 +25,7 @@ from koalapy.model.node_requirement import (
     divide_memory,
     expand_host_list,
 )
-from koalapy.model.reports import ListedNode, ListedState, NodeClassReport, NodePartReport
+from koalapy.model.reports import MAX_LINES, ListedNode, ListedState, NodeClassReport, NodePartReport
 from koalapy.model.wording import format_bytes, parse_memory
 
 MAX_CLASSES = 64
@@ -134,7 +134,10 @@ class NodeGroup(NodeClassReport):
         return divide_memory(self.memory, self.cores)
 
     def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
-        """Group the partly used nodes by the free part of each. ``used``: by node; others are not partly used."""
+        """Group the partly used nodes by the free part of each. ``used``: by node; others are not partly used.
+
+        Of more parts than a report may have, return the largest.
+        """
         if self.cores is None:
             return ()
         counts = Counter(
@@ -146,11 +149,10 @@ class NodeGroup(NodeClassReport):
             for name, part in used.items()
             if name in self.nodes
         )
-        return tuple(
-            NodePartReport(count, part.cores, part.memory, part.gpus)
-            for part, count in sorted(counts.items(), key=lambda item: repr(item[0]))
-            if part.cores > 0 and part.memory != 0
-        )
+        parts = sorted((part for part in counts if part.cores > 0 and part.memory != 0), key=repr)
+        if len(parts) > MAX_LINES:
+            parts = sorted(parts, key=lambda part: (part.cores, part.memory or 0), reverse=True)[:MAX_LINES]
+        return tuple(NodePartReport(counts[part], part.cores, part.memory, part.gpus) for part in parts)
 
 
 class NodePart(NamedTuple):

@@ -12,9 +12,11 @@ from koalapy.agent.lrm.node_classes import (
     KnownNode,
     NodeClassSettings,
     NodeGroups,
+    NodePart,
     group_nodes,
 )
 from koalapy.model.node_requirement import Gpus
+from koalapy.model.reports import MAX_LINES, NodeClassReport
 
 GIB = 1 << 30
 
@@ -90,6 +92,16 @@ def test_group_nodes_limits_length_of_names() -> None:
     )
     assert len(groups.groups) == 3
     assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
+
+
+def test_report_with_too_many_parts_has_the_largest() -> None:
+    count = MAX_LINES + 5
+    nodes = [KnownNode(f"n{number}", 8 * GIB, cores=8) for number in range(count)]
+    used = {node.name: NodePart(1, (number + 1) << 20) for number, node in enumerate(nodes)}
+    (report,) = group_nodes(nodes, {}).report(lambda _: 0, used)
+    assert min(part.memory or 0 for part in report.parts) == 8 * GIB - (MAX_LINES << 20)
+    adapter = TypeAdapter(NodeClassReport)
+    assert adapter.validate_json(adapter.dump_json(report)) == report
 
 
 def test_group_nodes_with_too_many_classes_joins_them() -> None:

@@ -13,6 +13,7 @@ from koalapy.runner.folders import replace_file
 
 WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
+MAX_WALLTIME_S = 1e12
 
 Part = dict[str, tuple[int, int | None]]
 """By resource: how much a job uses of a node, and how much of it all jobs on the node may use together.
@@ -41,10 +42,8 @@ class LocalNode:
     address: str
     jobs: "list[LocalJob]" = field(default_factory=list)
 
-    def can_run(self, job: "LocalJob") -> bool:
-        """Return whether a job may get the node now, alone or with those that it has."""
-        if job.eligible and self.address not in job.eligible:
-            return False
+    def has_room_for(self, job: "LocalJob") -> bool:
+        """Return whether the node has room for a job now, alone or with those that it has."""
         if not self.jobs:
             return True
         part = job.parts.get(self.address)
@@ -174,11 +173,11 @@ class JobTable:
         for job in self.queue if self.reservations or self.queue[0].reservation else (self.queue[0],):
             if job.reservation in heads:
                 continue
-            # A job for which the reservations leave too few nodes holds up no others.
+            # A job for which the reservations leave too few eligible nodes holds up no others.
             if sum(self._admits(node.address, job, now) for node in self.nodes) >= job.size:
                 heads[job.reservation] = job
         for job in heads.values():
-            nodes = [node for node in self.nodes if node.can_run(job) and self._admits(node.address, job, now)]
+            nodes = [node for node in self.nodes if node.has_room_for(job) and self._admits(node.address, job, now)]
             if len(nodes) >= job.size:
                 break
         else:
@@ -197,7 +196,9 @@ class JobTable:
         return job
 
     def _admits(self, address: str, job: LocalJob, now: float) -> bool:
-        """Return whether the reservations leave a node to a job that starts now."""
+        """Return whether a node is eligible for a job that starts now, and reservations leave it to the job."""
+        if job.eligible and address not in job.eligible:
+            return False
         if job.reservation:
             entry = self.reservations.get(job.reservation)
             return entry is not None and entry.begins <= now < entry.ends and address in entry.nodes
@@ -371,7 +372,7 @@ def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]
         raise RequestRejected("env: a name is empty or contains '='")
     if len(values["secrets"]) not in (0, size):
         raise RequestRejected("secrets: must be a list of one string for each node, or an empty list")
-    if walltime is not None and (type(walltime) not in (int, float) or not 0 < walltime < math.inf):
+    if walltime is not None and (type(walltime) not in (int, float) or not 0 < walltime <= MAX_WALLTIME_S):
         raise RequestRejected(f"walltime: must be a positive number of seconds, not {walltime!r}")
     if account is not None and min(account["uid"], account["gid"]) < 1:
         raise RequestRejected("account: uid and gid must be at least 1")

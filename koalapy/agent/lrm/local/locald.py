@@ -243,7 +243,7 @@ class Server:
             reply = self._operations[request["op"]](client, request)
         except RequestRejected as error:
             reply = {"error": str(error), "kind": error.kind}
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
             reply = {"error": f"not understood: {error}", "kind": "rejected"}
         if reply is not None:
             id = request.get("id") if isinstance(request, dict) else None

@@ -121,10 +121,10 @@ def read_mark(pid: int) -> str:
     return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
 
 
-def is_owned_by(pid: int, uid: int) -> bool:
-    """Return whether an account has started a process: whether it is its real user id."""
+def read_owner(pid: int) -> int | None:
+    """Return the real user id of a process; None if it is gone."""
     fields = _read(pid, "status").partition(b"\nUid:")[2].split(maxsplit=1)
-    return fields[:1] == [b"%d" % uid]
+    return int(fields[0]) if fields else None
 
 
 def read_environment(pid: int) -> bytes:

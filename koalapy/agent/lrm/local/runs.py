@@ -17,9 +17,9 @@ from koalapy.agent.lrm.local.processes import (
     MARK,
     die_with_parent,
     find_orphans,
-    is_owned_by,
     process_trees,
     read_mark,
+    read_owner,
     redirect_streams,
     send_signal,
 )
@@ -299,8 +299,8 @@ class Runs:
             tree = process_trees([run.pid])
             try:
                 os.killpg(run.pid, signum)
-            except ProcessLookupError:  # too young to lead its session yet
-                os.kill(run.pid, signum)
+            except (ProcessLookupError, PermissionError):  # too young to lead its session yet, or of another account
+                send_signal([run.pid], signum)
             send_signal(tree[1:], signum)
 
     def _sweep(self) -> None:
@@ -330,12 +330,15 @@ class Runs:
     def _find_run(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
         """Return the run to which an orphaned process belongs, by its mark or else its session.
 
-        The mark of a job of another account does not count, since programs choose their environment.
+        The mark of a job of another account does not count, since programs choose their environment. A job without an
+        account may have processes of any account that no job has, as a server that has given up its rights.
         One that has neither counts for the run that ends first: it is better ended early than left behind.
         """
-        mark = read_mark(pid)
+        mark, owner = read_mark(pid), read_owner(pid)
+        accounts = {run.job.account["uid"] for run in self._runs.values() if run.job.account}
         for run in self._runs.values():
-            if run.mark == mark and is_owned_by(pid, run.job.account["uid"] if run.job.account else os.getuid()):
+            is_own = owner == run.job.account["uid"] if run.job.account else owner not in accounts
+            if run.mark == mark and is_own:
                 self._orphan_runs[pid] = run
                 return run
         try:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as Xml
 from koalapy.agent.lrm.node_classes import KnownNode
 from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, LrmJobState
 from koalapy.model.errors import SiteUnavailable
-from koalapy.model.node_requirement import WORD, Gpus
+from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, MAX_MEMORY, WORD, Gpus
 
 _INVALID_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCE = re.compile("&#(?:([0-9]+)|x([0-9a-fA-F]+));")
@@ -308,7 +308,7 @@ def read_hosts(text: bytes) -> dict[str, KnownNode]:
     """Return the hosts in an answer of ``qhost -F -xml`` by short name; empty for other text.
 
     Their GPUs are those that no job uses now. Features are the architecture, and configured boolean complexes that are
-    true.
+    true. Numbers are cut to the bounds of reports.
     """
     try:
         root, _ = _read_xml(text)
@@ -328,10 +328,10 @@ def read_hosts(text: bytes) -> dict[str, KnownNode]:
         name = short_name(host.get("name", ""))
         hosts[name] = KnownNode(
             name,
-            _read_size(values.get("mem_total", "")) or None,
+            min(_read_size(values.get("mem_total", "")) or 0, MAX_MEMORY) or None,
             frozenset(feature for feature in features if WORD.fullmatch(feature)),
-            cores=int(processors) if re.fullmatch(r"[1-9][0-9]{0,4}", processors, re.ASCII) else None,
-            gpus=(Gpus(gpus),) if gpus else (),
+            cores=min(int(processors), MAX_CORES) if re.fullmatch(r"[1-9][0-9]{0,4}", processors, re.ASCII) else None,
+            gpus=(Gpus(min(gpus, MAX_GPUS)),) if gpus else (),
         )
     return hosts
 

@@ -1,13 +1,16 @@
-"""The event loop of locald and the runner: alarms, and a listener without free file descriptors."""
+"""The event loop of locald and the runner: alarms, a listener without descriptors, programs that may not be killed."""
 
 import errno
+import os
 import socket
 from pathlib import Path
 from typing import cast
 
-from koalapy.agent.lrm.local.jobs import JobTable
+import pytest
+
+from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.local.locald import Server
-from koalapy.agent.lrm.local.runs import Runs
+from koalapy.agent.lrm.local.runs import Runs, Spawner
 from koalapy.runner.connections import Loop
 
 
@@ -31,6 +34,18 @@ def test_turn_skips_alarms_that_earlier_calls_change() -> None:
     assert calls == ["first", "again"]
 
 
+def test_turn_with_alarm_in_a_month_handles_files() -> None:
+    loop, calls = Loop(), list[int]()
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        loop.watch(reader.fileno(), calls.append)
+        loop.set_alarm("walltime", 30 * 86_400.0, lambda: None)
+        writer.send(b"x")
+        loop.turn()
+    loop.close()
+    assert len(calls) == 1
+
+
 class FullSocket(socket.socket):
     """A listener in a process that has no free file descriptor."""
 
@@ -51,3 +66,25 @@ def test_server_without_descriptors_stops_listening_for_a_while(tmp_path: Path) 
         loop.turn()  # not ready until then
         assert not loop.has_alarm("listen")
     server.release()
+
+
+def test_stop_job_whose_program_has_another_account_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as ``koala local-run sudo PROGRAM``."""
+
+    class NoSpawner(Spawner):
+        def spawn(self, job: LocalJob, environment: dict[str, str], secret: str = "") -> int:
+            return 1 << 30
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    node, loop = LocalNode("north-1", "127.0.1.1"), Loop()
+    job = LocalJob(1, "job", "ann", 1, state="running", nodes=[node])
+    runs = Runs(JobTable([node]), NoSpawner(None, lambda: None), loop, "/north", {})
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(os, "kill", refuse)
+    runs.start_job(job)
+    runs.stop_job(job, "cancelled")
+    assert job.reason == "cancelled"
+    assert loop.has_alarm("1.0@/north"), "it is killed later"
+    loop.close()

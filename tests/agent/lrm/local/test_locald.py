@@ -26,6 +26,7 @@ from tests.agent.lrm.conftest import (
     processes_of,
     stop_locald,
 )
+from tests.needs import ROOT, needs
 
 pytestmark = pytest.mark.processes
 
@@ -56,6 +57,18 @@ def test_cancel_ends_orphans_of_its_job_only(site: Site) -> None:
     assert site.wait(job)["reason"] == "cancelled"
     assert (is_alive(pid), is_alive(pid_of_other)) == (False, True)
     assert site.find(other)["state"] == "running"
+
+
+@needs(ROOT)
+def test_server_that_gave_up_its_rights_ends_with_its_own_job_only(site: Site) -> None:
+    server = "(setsid setpriv --reuid 65534 --clear-groups sh -c 'echo $$; exec sleep 60' &); exec sleep 60"
+    job = site.submit(server, name="server")
+    (pid,) = wait_for_pids(site, 1, "server")
+    site.wait(site.submit("true"))
+    assert is_alive(pid)
+    site.connection.request("cancel", job=job, name="server")
+    assert site.wait(job)["reason"] == "cancelled"
+    assert not is_alive(pid)
 
 
 def test_jobs_never_share_a_node(make_site: Callable[..., Site]) -> None:
@@ -211,6 +224,7 @@ def test_secret_of_runner_is_only_in_its_pipe(make_site: Callable[..., Site]) ->
         ("walltime", -1),
         ("walltime", float("nan")),
         ("walltime", "soon"),
+        ("walltime", 10**400),
         ("attached", 1),
     ],
 )
@@ -226,6 +240,7 @@ def test_wrong_requests_do_not_crash_locald(site: Site) -> None:
     lines = [b"{", b"\xff\xfe", b"[1]", b"null", b'"op"', b'{"op": 1}', b'{"op": []}', b'{"op": "eat"}']
     lines += [b"[" * 100_000, b'{"op": "cancel", "job": []}', b'{"op": "wait", "job": {}}', b'{"op": "find"}']
     lines += [b'{"op": "list", "ended_since": "x"}', b'{"op": "keep", "key": {}}']
+    lines += [b'{"op": "reserve", "name": "a", "users": ["u"], "begins": 1%b, "ends": 2}' % (b"0" * 400)]
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
         client.sendall(b"\n".join(lines) + b"\n")

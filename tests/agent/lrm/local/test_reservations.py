@@ -100,6 +100,14 @@ def test_job_that_must_wait_for_reserved_nodes_holds_up_no_other() -> None:
     assert table.start_all() == ["12"]
 
 
+def test_job_that_only_reserved_nodes_suit_holds_up_no_other() -> None:
+    table = Table()
+    table.reserve(2, begins=0)
+    table.submit(2, eligible=["127.0.1.3", "127.0.1.4"])
+    table.submit(2)
+    assert table.start_all() == ["12"]
+
+
 def test_released_reservation_frees_nodes_and_its_jobs_continue() -> None:
     table = Table()
     table.reserve()

@@ -12,7 +12,7 @@ from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S
 from koalapy.agent.lrm.sge.answers import read_hosts
 from koalapy.model.errors import SiteRejected
-from koalapy.model.node_requirement import Gpus, NodeRequirement
+from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, MAX_MEMORY, Gpus, NodeRequirement
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import FakeGridEngine, RememberingControl
@@ -120,6 +120,12 @@ async def test_classes_keep_gpus_while_jobs_use_them(
         assert {c.cores for c in classes.values()} == {8}
         assert {c.partitions for c in classes.values()} == {("all.q",)}
         virtual_loop.jump(LAYOUT_MAX_AGE_S + 1)
+
+
+def test_read_hosts_cuts_numbers_to_the_bounds_of_reports() -> None:
+    answer = add_resources(make_qhost(h1="9999999T"), "h1", 16384).replace("'num_proc'>8", "'num_proc'>99999")
+    host = read_hosts(answer.encode())["h1"]
+    assert (host.memory, host.cores, host.gpus) == (MAX_MEMORY, MAX_CORES, (Gpus(MAX_GPUS),))
 
 
 @pytest.mark.parametrize(
