@@ -16,10 +16,10 @@ from koalapy.model.job_sizes import (
 )
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, Request
 from koalapy.model.wording import MAX_LISTED
-from koalapy.policies.network import estimate_transfer
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.queue.policy_answers import call_policy
 
@@ -81,6 +81,13 @@ def transfer_times(spec: JobSpec, view: GridView, assumed: float | None) -> dict
         estimates = (estimate_transfer(name, files, view, assumed) for files in inputs[None] | inputs.get(name, set()))
         seconds[name] = {estimate.seconds for estimate in estimates if estimate is not None}
     return seconds
+
+
+def transfer_of(spec: JobSpec, placed: PlacedComponent, view: GridView, assumed: float | None) -> Transfer:
+    """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
+    files = () if placed.sources else spec.inputs_of(placed.request_index)
+    estimate = estimate_transfer(placed.cluster, files, view, assumed) if files else None
+    return estimate or Transfer(placed.transfer_time, placed.sources)
 
 
 def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -> Requirements:
