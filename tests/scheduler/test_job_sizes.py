@@ -78,12 +78,13 @@ def test_policy_calls_grow_linearly_with_clusters_that_reject_size() -> None:
     assert "c29 gives a job at most 4 nodes" in answer.summary
 
 
+@pytest.mark.parametrize(("other", "nodes"), [("north", {"north": 3, "west": 4}), ("zoo", {"west": 3, "zoo": 4})])
 @pytest.mark.parametrize("policy", ["best-fit", "fastest-one", "auto", "adaptive"])
-def test_single_cluster_policy_skips_cluster_that_rejects_size(policy: str) -> None:
-    world = create_world(north=3, west=4)
+def test_single_cluster_policy_skips_cluster_that_rejects_size(policy: str, other: str, nodes: dict[str, int]) -> None:
+    world = create_world(**nodes)
     job = world.submit(flexible(1), policy=policy)
     world.advance(1)
-    assert sizes_by_cluster(world, job) == {"north": 1}
+    assert sizes_by_cluster(world, job) == {other: 1}
 
 
 @pytest.mark.parametrize("policy", ["worst-fit", "close-to-files", "auto"])

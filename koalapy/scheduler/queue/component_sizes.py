@@ -131,26 +131,25 @@ def describe_excluded(cluster: ClusterView, requirement: NodeRequirement, spec: 
 def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
     """Return a policy's answer without components that their clusters do not accept. Raise ``BrokenPolicy``.
 
-    If an answer has some, try larger components of a flexible request, then fewer nodes of these clusters, or without
-    those that accept no smaller size. Each cluster has few ranges of sizes, so that few policy calls are needed.
+    If an answer has some, try larger components of a flexible request, then fewer nodes of these clusters, then without
+    the one that accepts only the largest sizes. Each cluster has few ranges of sizes, so that few calls are needed.
     """
     texts = dict[str, None]()
     answer = call_policy(policy, request, view)
     while isinstance(answer, Placement) and (rejected := _rejected_sizes(answer, view)):
         texts |= dict.fromkeys(describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejected)
+        min_sizes = {cluster.name: min(sizes.least for sizes in cluster.job_sizes) for cluster in rejected}
+        closed = max(min_sizes, key=min_sizes.__getitem__)
         limited: list[ClusterView] = []
         if isinstance(request, FlexibleRequest) and not request.split_options:
-            min_size = max(min(sizes.least for sizes in cluster.job_sizes) for cluster in rejected)
-            larger_request = replace(request, min_component_size=max(min_size, request.min_component_size))
-            larger = call_policy(policy, larger_request, view)
-            if isinstance(larger, Placement) and not _rejected_sizes(larger, view):
-                return larger
+            if request.min_component_size < (min_size := min_sizes[closed]) <= request.total_size:
+                larger = call_policy(policy, replace(request, min_component_size=min_size), view)
+                if isinstance(larger, Placement) and not _rejected_sizes(larger, view):
+                    return larger
             accepted = ((cluster, limit_sizes(cluster.job_sizes, 1, size - 1)) for cluster, size in rejected.items())
             limited = [cluster.with_idle(max(part.most for part in parts)) for cluster, parts in accepted if parts]
-        closed = {cluster.name for cluster in rejected} - {cluster.name for cluster in limited}
-        view = view.with_clusters(limited)
-        if closed:
-            view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in closed))
+        others = frozenset(cluster.name for cluster in view if cluster.name != closed)
+        view = view.with_clusters(limited) if limited else view.select_clusters(others)
         answer = call_policy(policy, request, view)
     if isinstance(answer, Refusal) and texts:
         return Refusal("; ".join([answer.summary, *texts]), answer.kind)
