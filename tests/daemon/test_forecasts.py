@@ -215,6 +215,14 @@ async def test_forecast_submission_timeout_and_limit_give_reasons() -> None:
     assert calls <= MAX_SUBMISSIONS
 
 
+async def test_forecast_submission_without_worker_process_gives_the_reason() -> None:
+    async def work(question: Question) -> Answer:
+        raise BusyError("the worker process was killed", retry_after=60.0, hint="ask again with more free memory")
+
+    forecast = await Forecasts(queries_at(50.0), People(), Clock(), load_policies, work).forecast_submission(WIDE, 60.0)
+    assert forecast.reason == "the worker process was killed: ask again with more free memory"
+
+
 async def test_forecast_submission_with_free_nodes_starts_at_once() -> None:
     async def work(question: Question) -> Answer:
         raise AssertionError("nothing is to be simulated")

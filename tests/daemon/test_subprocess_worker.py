@@ -1,10 +1,12 @@
 """Computations in a child process."""
 
 import asyncio
+import errno
 import json
 import os
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -147,6 +149,26 @@ async def test_run_in_subprocess_with_failing_function_raises_runtime_error() ->
 async def test_run_in_subprocess_with_killed_child_raises_busy_error() -> None:
     with pytest.raises(BusyError, match="was killed"):
         await run_in_subprocess(kill_itself, [])
+
+
+@pytest.mark.parametrize("step", ["tempfile.TemporaryFile", "asyncio.create_subprocess_exec"])
+async def test_run_in_subprocess_without_resources_raises_busy_error_and_closes_sockets(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pair = socket.socketpair()
+    monkeypatch.setattr("socket.socketpair", lambda: pair)
+    monkeypatch.setattr(step, fail)
+    with capture_logs() as logs, pytest.raises(BusyError, match="no worker process could be started"):
+        await run_in_subprocess(double_values, [1])
+    assert [entry["error"] for entry in logs] == ["it could not be started: [Errno 28] No space left on device"]
+    await asyncio.sleep(0)
+    is_used = step == "asyncio.create_subprocess_exec"
+    assert [end.fileno() == -1 for end in pair] == [is_used, is_used]
+    for end in pair:
+        end.close()
 
 
 @pytest.fixture

@@ -11,10 +11,12 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState
 from koalapy.model.job_sizes import JobSizes, SizeRanges, accepts_size, exclude_sizes
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.placement import Placement
+from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request
 from koalapy.policies.registry import builtin_policies
+from koalapy.policies.single import BestFit
 from koalapy.scheduler.explain.explain import explain, explain_submission
+from koalapy.scheduler.queue.component_sizes import place_within_sizes
 from koalapy.validation.submission import check_submission
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -48,10 +50,11 @@ def test_flexible_job_keeps_within_least_size_of_cluster(policy: str) -> None:
     assert sizes_by_cluster(world, job) == {"north": 2, "west": 2}
 
 
+@pytest.mark.parametrize("sizes", [(JobSizes(1, 4),), (JobSizes(1, 4), JobSizes(9, 10))], ids=["one range", "gap"])
 @pytest.mark.parametrize("policy", ["cluster-minimization", "communication-aware", "resource-matching", "auto"])
-def test_flexible_job_keeps_within_largest_size_of_cluster(policy: str) -> None:
+def test_flexible_job_keeps_within_largest_size_of_cluster(policy: str, sizes: SizeRanges) -> None:
     world = World({"north": 10, "west": 4})
-    world.sites["north"].job_sizes = (JobSizes(1, 4),)
+    world.sites["north"].job_sizes = sizes
     world.sites["north"].send_report(world.sites["north"].current_report())
     world.advance(1)
     check_submission(JobSpec(flexible(8), command=("true",), policy=policy), world.queries.limits())
@@ -60,12 +63,28 @@ def test_flexible_job_keeps_within_largest_size_of_cluster(policy: str) -> None:
     assert sizes_by_cluster(world, job) == {"north": 4, "west": 4}
 
 
+def test_policy_calls_grow_linearly_with_clusters_that_reject_size() -> None:
+    class CountingPolicy(BestFit):
+        calls = 0
+
+        def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+            self.calls += 1
+            assert self.calls <= 100, "it is called too often"
+            return super().place(request, grid)
+
+    clusters = tuple(ClusterView(f"c{number}", 10, 10, job_sizes=(JobSizes(1, 4),)) for number in range(30))
+    answer = place_within_sizes(CountingPolicy(), FlexibleRequest(8), GridView(clusters))
+    assert isinstance(answer, Refusal)
+    assert "c29 gives a job at most 4 nodes" in answer.summary
+
+
+@pytest.mark.parametrize(("other", "nodes"), [("north", {"north": 3, "west": 4}), ("zoo", {"west": 3, "zoo": 4})])
 @pytest.mark.parametrize("policy", ["best-fit", "fastest-one", "auto", "adaptive"])
-def test_single_cluster_policy_skips_cluster_that_rejects_size(policy: str) -> None:
-    world = create_world(north=3, west=4)
+def test_single_cluster_policy_skips_cluster_that_rejects_size(policy: str, other: str, nodes: dict[str, int]) -> None:
+    world = create_world(**nodes)
     job = world.submit(flexible(1), policy=policy)
     world.advance(1)
-    assert sizes_by_cluster(world, job) == {"north": 1}
+    assert sizes_by_cluster(world, job) == {other: 1}
 
 
 @pytest.mark.parametrize("policy", ["worst-fit", "close-to-files", "auto"])

@@ -138,9 +138,10 @@ def test_placement_requires_scratch_folder() -> None:
     assert reason == "needs 3 nodes; 2 are idle (south 2); cluster north has no scratch folder"
 
 
-def test_fixed_request_component_needs_only_its_folders() -> None:
+@pytest.mark.parametrize("cores", [None, 2])
+def test_fixed_request_component_needs_only_its_folders(cores: int | None) -> None:
     view, profiles = grid(north=4, south=2), {"north": BARE, "south": SCRATCH}
-    components = (ComponentRequest(1, "north", ("true",)), ComponentRequest(1, "south"))
+    components = (ComponentRequest(1, "north", ("true",)), ComponentRequest(1, "south", cores=cores))
     assert clusters_of(evaluate_request(FixedRequest(components), view, profiles, "{scratch}/x")) == {"north", "south"}
     assert (
         summary(evaluate_request(fixed(north=1), view, profiles, "{scratch}")) == "cluster north has no scratch folder"

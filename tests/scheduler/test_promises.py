@@ -154,6 +154,21 @@ def test_moved_planned_start_names_reason(cause: str, reason: str, is_restarted:
     assert last_entry.endswith(reason)
 
 
+@pytest.mark.parametrize("policy", ["", "close-to-files"])
+def test_planned_start_includes_transfer_of_files(policy: str) -> None:
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, PLANNED, links=LINKS)
+    world.submit(fixed(north=4, south=4), run_time=100, walltime=100)
+    job = world.submit(with_input(nonfixed(4), size=60_000), policy=policy, walltime=100)
+    assert planned_start_of(world, job).first == 720
+    world.advance(900)
+    planned, started_at = planned_start_of(world, job), world.job(job).started_at
+    assert planned.is_kept
+    assert started_at is not None
+    assert 700 <= started_at < 701
+
+
 def test_planned_start_is_kept_by_restarted_daemon_while_clusters_return() -> None:
     """A long job does not take the first nodes that return."""
     world = World({"north": 4, "south": 3}, PLANNED)

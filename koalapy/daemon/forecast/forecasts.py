@@ -288,8 +288,10 @@ class Forecasts:
             return IfSubmitted(False, reason=reason, is_pending=True)
         try:
             return asking.result()
-        except (TimeoutError, BusyError):
+        except TimeoutError:
             reason = f"to work it out takes longer than {SUBMISSION_TIMEOUT_S:g} s, for there is so much on this grid"
+        except BusyError as error:
+            reason = f"{error.message}: {error.hint}"
         except RuntimeError:
             reason = "it could not be worked out: the daemon's log says why"
         return IfSubmitted(False, reason=reason)

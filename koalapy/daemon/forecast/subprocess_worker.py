@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -55,23 +55,31 @@ async def run_in_subprocess(
 
     The values are encoded in a thread. The child is killed when the caller is cancelled. With ``report`` the function
     has a parameter of this name, and calls of it with JSON values are repeated here. Raise ``BusyError`` if it takes
-    too long or was killed, ``RuntimeError`` if it fails.
+    too long, was killed or could not be started, ``RuntimeError`` if it fails.
     """
     names = [f"{target.__module__}:{target.__qualname__}" for target in (function, *functions)]
     command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", "" if report is None else "report", *names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-    # A socket, because another process of this account could open the child's pipes through ``/proc/PID/fd``.
-    ours, theirs = socket.socketpair()
-    with tempfile.TemporaryFile() as errors, theirs:
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=errors,
-            start_new_session=True,
-        )
+    with ExitStack() as resources:
+        try:
+            errors = resources.enter_context(tempfile.TemporaryFile())
+            # A socket, because another process of this account could open the child's pipes through ``/proc/PID/fd``.
+            ours, theirs = socket.socketpair()
+            resources.enter_context(theirs)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+            resources.callback(writer.close)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.error("a worker process failed", action="subprocess-failed", error=f"it could not be started: {error}")
+            hint = "ask again when the machine has free disk space, file descriptors and processes"
+            raise BusyError("no worker process could be started", retry_after=RETRY_AFTER_S, hint=hint) from error
         theirs.close()
         try:
             async with asyncio.timeout(timeout_s):
@@ -83,7 +91,6 @@ async def run_in_subprocess(
                 f"the computation was stopped after {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint
             ) from error
         finally:
-            writer.close()
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also the processes that it has started

@@ -5,13 +5,21 @@ from dataclasses import replace
 from itertools import chain
 
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.job_sizes import Barred, accepts_size, count_peak, describe_sizes, exclude_sizes, select_partition
+from koalapy.model.job_sizes import (
+    Barred,
+    accepts_size,
+    count_peak,
+    describe_sizes,
+    exclude_sizes,
+    limit_sizes,
+    select_partition,
+)
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, Request
 from koalapy.model.wording import MAX_LISTED
-from koalapy.policies.network import estimate_transfer
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.queue.policy_answers import call_policy
 
@@ -75,6 +83,13 @@ def transfer_times(spec: JobSpec, view: GridView, assumed: float | None) -> dict
     return seconds
 
 
+def transfer_of(spec: JobSpec, placed: PlacedComponent, view: GridView, assumed: float | None) -> Transfer:
+    """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
+    files = () if placed.sources else spec.inputs_of(placed.request_index)
+    estimate = estimate_transfer(placed.cluster, files, view, assumed) if files else None
+    return estimate or Transfer(placed.transfer_time, placed.sources)
+
+
 def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -> Requirements:
     """Return the requirements with the clusters excluded that do not accept the size of a component.
 
@@ -117,32 +132,35 @@ def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Plac
     """Return a policy's answer without components that their clusters do not accept. Raise ``BrokenPolicy``.
 
     If an answer has some, try larger components of a flexible request, then fewer nodes of these clusters, then without
-    them.
+    the one that accepts only the largest sizes. Each cluster has few ranges of sizes, so that few calls are needed.
     """
+    texts = dict[str, None]()
     answer = call_policy(policy, request, view)
-    if isinstance(answer, Placement) and (rejecting := _rejecting(answer, view)):
+    while isinstance(answer, Placement) and (rejected := _rejected_sizes(answer, view)):
+        texts |= dict.fromkeys(describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejected)
+        min_sizes = {cluster.name: min(sizes.least for sizes in cluster.job_sizes) for cluster in rejected}
+        closed = max(min_sizes, key=min_sizes.__getitem__)
+        limited: list[ClusterView] = []
         if isinstance(request, FlexibleRequest) and not request.split_options:
-            min_size = max(min(sizes.least for sizes in cluster.job_sizes) for cluster in rejecting)
-            larger_request = replace(request, min_component_size=max(min_size, request.min_component_size))
-            larger = call_policy(policy, larger_request, view)
-            if isinstance(larger, Placement) and not _rejecting(larger, view):
-                return larger
-            largest = ((cluster, max(sizes.most for sizes in cluster.job_sizes)) for cluster in rejecting)
-            if limited := [cluster.with_idle(most) for cluster, most in largest if most < cluster.idle]:
-                smaller = place_within_sizes(policy, request, view.with_clusters(limited))
-                if isinstance(smaller, Placement):
-                    return smaller
-        names = {cluster.name for cluster in rejecting}
-        accepting = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
-        answer = place_within_sizes(policy, request, accepting)
-        if isinstance(answer, Refusal):
-            texts = [describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejecting]
-            return Refusal("; ".join([answer.summary, *texts]), answer.kind)
+            if request.min_component_size < (min_size := min_sizes[closed]) <= request.total_size:
+                larger = call_policy(policy, replace(request, min_component_size=min_size), view)
+                if isinstance(larger, Placement) and not _rejected_sizes(larger, view):
+                    return larger
+            accepted = ((cluster, limit_sizes(cluster.job_sizes, 1, size - 1)) for cluster, size in rejected.items())
+            limited = [cluster.with_idle(max(part.most for part in parts)) for cluster, parts in accepted if parts]
+        others = frozenset(cluster.name for cluster in view if cluster.name != closed)
+        view = view.with_clusters(limited) if limited else view.select_clusters(others)
+        answer = call_policy(policy, request, view)
+    if isinstance(answer, Refusal) and texts:
+        return Refusal("; ".join([answer.summary, *texts]), answer.kind)
     return answer
 
 
-def _rejecting(placement: Placement, view: GridView) -> list[ClusterView]:
-    """Return the clusters that do not accept the size of a component there."""
-    placed = [(view.get(component.cluster), component.size) for component in placement.components]
-    rejecting = {c.name: c for c, size in placed if c is not None and not c.accepts(size)}
-    return list(rejecting.values())
+def _rejected_sizes(placement: Placement, view: GridView) -> dict[ClusterView, int]:
+    """Return the clusters that do not accept the size of a component there, each with the largest such size."""
+    rejected: dict[ClusterView, int] = {}
+    for component in placement.components:
+        cluster = view.get(component.cluster)
+        if cluster is not None and not cluster.accepts(component.size):
+            rejected[cluster] = max(component.size, rejected.get(cluster, 0))
+    return rejected

@@ -282,7 +282,9 @@ class Eligibility:
         if not demands.barred.isdisjoint(names):
             return False
         profiled = names & self._profiles.keys()
-        if not all(demands.folders <= self._profiles[name].folders for name in profiled):
+        # A component of a fixed request needs only its own folders, which ``exclusions`` checks.
+        folders = frozenset[str]() if isinstance(spec.request, FixedRequest) else demands.folders
+        if not all(folders <= self._profiles[name].folders for name in profiled):
             return False
         if demands.sets and not any(profiled <= together for together in demands.sets):
             return False

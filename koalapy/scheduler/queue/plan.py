@@ -22,7 +22,7 @@ from koalapy.model.wording import format_utc
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.claims.preemption import capacity_with_preemption
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.queue.component_sizes import exclude_reserved, transfer_times
+from koalapy.scheduler.queue.component_sizes import exclude_reserved, transfer_of, transfer_times
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.promises import Promises
@@ -491,7 +491,8 @@ class Plan:
         self.start, view, placement = fit
         view, _ = exclude_reserved(view, job.spec.walltime, now)
         self._binds = self._bound_by(job)
-        self._transfer_s = max(component.transfer_time for component in placement.components)
+        assumed = self._rules.assumed_bandwidth
+        self._transfer_s = max(transfer_of(job.spec, c, view, assumed).seconds for c in placement.components)
         self._streams = count_streams(job.spec, placement, view)
         for component in placement.components:
             name = component.cluster

@@ -13,10 +13,10 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_duration, format_list
-from koalapy.policies.network import Transfer, estimate_transfer
+from koalapy.policies.network import Transfer
 from koalapy.policies.policy import Policy
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
-from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved, transfer_times
+from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved, transfer_of, transfer_times
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_answers import BrokenPolicy, inform_policy
@@ -104,9 +104,7 @@ class PolicyQuestions:
 
     def transfer_of(self, spec: JobSpec, placed: PlacedComponent, view: GridView) -> Transfer:
         """Return the transfer of a component's inputs, estimated if its policy has chosen no sources for them."""
-        files = () if placed.sources else spec.inputs_of(placed.request_index)
-        estimate = estimate_transfer(placed.cluster, files, view, self._assumed_bandwidth) if files else None
-        return estimate or Transfer(placed.transfer_time, placed.sources)
+        return transfer_of(spec, placed, view, self._assumed_bandwidth)
 
     def explain(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return for each cluster why the job is not placed on a view; empty if it would be.
