@@ -347,7 +347,7 @@ class Pair:
         for number in (0, 1):
             side, pump_from, pump_to = self._sides[number], self._pumps[number], self._pumps[1 - number]
             events = side.events()
-            if pump_to.has_output:
+            if pump_to.has_output and not side.is_handshaking:
                 events |= WRITE
             ended = ended and pump_from.is_done and not events
             if not pump_from.is_done and not pump_from.has_output and not self._sides[1 - number].events() & WRITE:
