@@ -57,7 +57,10 @@ def splice(source: int, target: int, size: int) -> int | None:
 
 def resolve_host(host: str, port: int) -> tuple[str, int]:
     """Return the address of a host, which may take long. Raise ``OSError``."""
-    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise OSError(errno.EINVAL, f"{host!r} is not the name of a host") from error
     return str(address[0]), port
 
 

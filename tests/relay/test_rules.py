@@ -392,9 +392,10 @@ def test_head_with_name_of_the_hub_resolves_it(open_links: Callable[..., Links])
         assert links.read(server, 4) == b"ping"
 
 
-def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[..., Links]) -> None:
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "an-empty..label"])
+def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[..., Links], name: str) -> None:
     links = open_links()
-    address = HubAddress("no-such-host.invalid", 1, None)
+    address = HubAddress(name, 1, None)
     link = HubLink(links.heads["north"], address, "north", head_key("north"))
     link.connect()
     alarm = f"hub-connect-{id(link)}"
