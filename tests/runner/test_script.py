@@ -346,6 +346,21 @@ async def test_hostile_head_begins_no_invalid_program(agent: FakeAgent, change: 
         node.send(t="stop")
 
 
+async def test_node_that_cannot_make_the_folder_of_a_program_says_so(agent: FakeAgent, tmp_path: Path) -> None:
+    nodes = await start_script(agent, "sleep 1000", TMPDIR=str(tmp_path))
+    await nodes[1].expect("running")
+    (folder,) = tmp_path.glob("koala-7.1.1-0-*")  # noqa: ASYNC240
+    (folder / "1").touch()
+    order = {"op": "begin", "step": 1, "slots": [1, 1], "command": ["true"], "environment": {}, "folder": ""}
+    payload = {**order, "must_exist": False, "lane": 0}
+    nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload=payload)
+    await agent.until(lambda: bool(nodes[1].said("relay")), "the error")
+    answer = nodes[1].said("relay")[0]["payload"]["payload"]
+    assert (answer["op"], "File exists" in answer["error"]) == ("unfit", True)
+    for node in nodes:
+        node.send(t="stop")
+
+
 @pytest.mark.evidence("P8")
 async def test_program_on_a_lane_in_use_is_rejected_until_the_other_ends(agent: FakeAgent) -> None:
     nodes = await start_script(agent, "sleep 1000")
