@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.runner import preflight
-from koalapy.runner.networks import find_address
+from koalapy.runner.networks import find_address, own_networks
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import MAX_COMBINATIONS, MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
@@ -224,6 +224,16 @@ async def start_node(
     settings |= {"KOALA_AGENT_FILE": str(file), "KOALA_NODE_INDEX": str(index), "KOALA_NODE": f"node-{network}-{host}"}
     prefix = ["nsenter", "-t", str(machine), "-n"]
     return await agent.start(token, index, f"10.{network}.0.{host}", prefix, **settings)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("machines")
+def test_each_address_of_an_interface_has_its_own_network() -> None:
+    """No address of the first interface has a label without a suffix."""
+    run_ip("addr", "add", "10.1.2.3/20", "dev", "net99", "label", "net99:a")
+    run_ip("addr", "add", "10.4.0.7/16", "dev", "net99", "label", "net99:b")
+    run_ip("addr", "del", "10.99.0.254/24", "dev", "net99")
+    assert own_networks() == [("10.1.0.0/20", "10.1.2.3"), ("10.4.0.0/16", "10.4.0.7")]
 
 
 WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_MCA_btl_tcp_if_include"]
