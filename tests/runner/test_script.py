@@ -245,6 +245,12 @@ async def test_mpirun_of_a_foreign_process_is_rejected(agent: FakeAgent, tmp_pat
         node.send(t="stop")
 
 
+async def test_mpirun_with_closed_output_runs_its_program(agent: FakeAgent) -> None:
+    nodes = await start_script(agent, "mpirun -np 1 true <&- >&- 2>&-; echo over $?")
+    assert (await end_of(nodes))["code"] == 0
+    assert output_of(nodes) == ["over 0"]
+
+
 async def test_lost_and_repeated_messages_delay_a_program_only(agent: FakeAgent) -> None:
     dropped: set[str] = set()
 
