@@ -138,9 +138,12 @@ def _parse_peer(peer: dict[str, Any]) -> Peer:
         context = pinned_context(peer["certificate"]) if "certificate" in peer else None
     except (ssl.SSLError, ValueError) as error:
         raise ValueError(f"the certificate of a head cannot be read: {error}") from error
+    if "host" not in peer:
+        return Peer(None, context)
+    if type(port := peer["port"]) is not int or not 0 < port < 65536:
+        raise ValueError(f"{port!r:.50} is not the port of a head")
     # A host name would have to be resolved, which blocks all streams.
-    address = (str(ip_address(peer["host"])), int(peer["port"])) if "host" in peer else None
-    return Peer(address, context)
+    return Peer((str(ip_address(peer["host"])), port), context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,9 @@ class RelayClient:
         return ""
 
     async def _change(self, kind: str, **fields: Any) -> None:
-        if self.connected.is_set():
-            with suppress(ConnectionError):
-                await self._request(kind, **fields)
+        """Send a change, also while the relay reads a state, which was made before the change."""
+        with suppress(ConnectionError):
+            await self._request(kind, **fields)
 
     async def _converse(self) -> None:
         """Send the state, and handle what the relay sends until it closes the connection."""

@@ -164,7 +164,9 @@ def run_head(path: Path) -> None:
         *parse_address(configuration.hub, "hub"), None if configuration.without_tls else trust.create_context
     )
     for_heads = configuration.listen_for_heads
-    context = None if configuration.tls is None else ServerContext(configuration.tls)
+    server = None if configuration.tls is None else ServerContext(configuration.tls)
+    # Other heads accept the certificate that their attempts name, whatever its validity, and no renewed one.
+    context = None if server is None else server()
     loop, limits = Loop(), _prepare_process(configuration, relay="head", cluster=configuration.cluster)
     try:
         head = Head(
@@ -173,9 +175,9 @@ def run_head(path: Path) -> None:
             parse_address(configuration.listen, "listen"),
             hub_address,
             None if for_heads is None else parse_address(for_heads, "listen_for_heads"),
-            context,
+            None if context is None else lambda: context,
             limits,
-            (lambda: "") if context is None else lambda: context.certificate,
+            (lambda: "") if server is None else lambda: server.certificate,
         )
     except OSError as error:
         raise _listen_error(f"{configuration.listen} or {for_heads}", error) from error

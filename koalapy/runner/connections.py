@@ -137,6 +137,8 @@ class Side:
     is_plain = True
     at_end = False
     """Whether ``receive`` has returned the last bytes already and will return 0."""
+    is_handshaking = False
+    """Whether ``send`` takes nothing until the peer has answered, since TLS is being established."""
 
     def __init__(self, connection: socket.socket, *, is_connecting: bool = False) -> None:
         self._socket, self._is_connecting = connection, is_connecting
@@ -382,7 +384,8 @@ class LineConnection:
 
     def _update(self) -> None:
         if self.is_open:
-            events = READ | self.side.events() | (WRITE if self._outgoing else 0)
+            has_output = self._outgoing and not self.side.is_handshaking
+            events = READ | self.side.events() | (WRITE if has_output else 0)
             if events != self._watched:
                 self._watched = events
                 self._loop.watch(self.side.fileno(), self._handle, events)

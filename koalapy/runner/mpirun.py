@@ -334,8 +334,18 @@ def print_version(runner_folder: str) -> NoReturn:
     give_up("there is no Open MPI on this node")
 
 
+def open_closed_descriptors() -> None:
+    """Let standard descriptors that the caller has closed be the null device, since they are passed to the runner."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets this number, the lowest free one
+
+
 def main(arguments: list[str]) -> int:
     """Start a program and return its exit code."""
+    open_closed_descriptors()
     runner_folder, *words = arguments
     if words[:1] in (["--help"], ["-h"]):
         print(USAGE, end="")

@@ -12,6 +12,11 @@ _IFREQ_SIZE = 40
 
 def own_addresses() -> list[tuple[str, str]]:
     """Return (interface, IPv4 address) of all addresses of this node, in the kernel's order."""
+    return [_read_entry(entry) for entry in _address_entries()]
+
+
+def _address_entries() -> list[bytes]:
+    """Return the kernel's entry of each address of this node, a ``struct ifreq``."""
     import array
     import fcntl
     import struct
@@ -25,22 +30,25 @@ def own_addresses() -> list[tuple[str, str]]:
             if used < size:
                 break
             size *= 4
-    entries = [buffer[i : i + _IFREQ_SIZE].tobytes() for i in range(0, used, _IFREQ_SIZE)]
-    return [
-        (entry[:16].partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(entry[20:24])) for entry in entries
-    ]
+    return [buffer[i : i + _IFREQ_SIZE].tobytes() for i in range(0, used, _IFREQ_SIZE)]
+
+
+def _read_entry(entry: bytes) -> tuple[str, str]:
+    """Return interface and address of an entry."""
+    return entry[:16].partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(entry[20:24])
 
 
 def own_networks() -> list[tuple[str, str]]:
     """Return (network as CIDR, IPv4 address) of all addresses except loopback, in the kernel's order."""
     import fcntl
-    import struct
 
     networks = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for interface, address in own_addresses():
+        for entry in _address_entries():
+            _, address = _read_entry(entry)
             if not address.startswith("127."):
-                answer = fcntl.ioctl(query, SIOCGIFNETMASK, struct.pack("40s", interface.encode()))
+                # By label and address: other addresses of the interface may have other masks.
+                answer = fcntl.ioctl(query, SIOCGIFNETMASK, entry)
                 mask = int.from_bytes(answer[20:24], "big")
                 base = socket.inet_ntoa((_as_number(address) & mask).to_bytes(4, "big"))
                 networks.append((f"{base}/{bin(mask).count('1')}", address))

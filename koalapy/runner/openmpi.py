@@ -418,7 +418,8 @@ class Head(OpenMpiRole):
             if not isinstance(payload["code"], int) or not -128 < payload["code"] < 256:
                 raise ValueError(f"{str(payload['code'])[:100]} is not an exit code")
             self._runner.relay(*sender, {"op": "noted"})
-            self._daemon_ended(index, payload["code"])
+            if index not in self._ended:  # a node repeats its report until it is answered
+                self._daemon_ended(index, payload["code"])
 
     def child_ended(self, pid: int, code: int) -> None:
         """Record the end of mpirun or of this node's MPI daemon, and report the program's end if it is the last."""

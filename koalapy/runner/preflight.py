@@ -31,6 +31,8 @@ REPLY_TIMEOUT = 15.0
 """Seconds to wait for the reply of a node that was reached, which may be busy or stopped for a while."""
 MAX_ROUTES = 6
 """Routes to try if nodes do not reach each other; each takes seconds to fail."""
+MAX_COMBINATIONS = 10_000
+"""Combinations of the clusters' networks that are considered. Nodes of many clusters, with many networks, have more."""
 MAX_CONCURRENT_PROBES = 128
 """Connections to try at the same time; each needs an open file."""
 MAX_REPLY_SIZE = 128
@@ -340,7 +342,9 @@ def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> 
         cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
         for cluster, nodes in clusters.items()
     }
-    routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
+    shared = [n for n in next(iter(common.values())) if n and all(n in networks for networks in common.values())]
+    combined = sorted(islice(product(*common.values()), MAX_COMBINATIONS), key=lambda networks: len({*networks}))
+    routes = dict.fromkeys([*((network,) * len(common) for network in shared), *combined])
     candidates = (_route(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
     current = [node["host"] for node in plan.nodes]
     return list(islice((route for route in candidates if route[1] != current), MAX_ROUTES))

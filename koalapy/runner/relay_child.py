@@ -93,7 +93,7 @@ class RelayChild:
             waiter(self.is_ready, self._taken)
             return
         self._waiting.append(waiter)
-        if not self.pid:
+        if not self.pid and not self._loop.has_alarm("relay-child"):
             self._start()
 
     def finish(self) -> None:

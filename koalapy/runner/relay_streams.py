@@ -57,7 +57,10 @@ def splice(source: int, target: int, size: int) -> int | None:
 
 def resolve_host(host: str, port: int) -> tuple[str, int]:
     """Return the address of a host, which may take long. Raise ``OSError``."""
-    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise OSError(errno.EINVAL, f"{host!r} is not the name of a host") from error
     return str(address[0]), port
 
 
@@ -347,7 +350,7 @@ class Pair:
         for number in (0, 1):
             side, pump_from, pump_to = self._sides[number], self._pumps[number], self._pumps[1 - number]
             events = side.events()
-            if pump_to.has_output:
+            if pump_to.has_output and not side.is_handshaking:
                 events |= WRITE
             ended = ended and pump_from.is_done and not events
             if not pump_from.is_done and not pump_from.has_output and not self._sides[1 - number].events() & WRITE:

@@ -88,15 +88,19 @@ def write_archive(
     ``FoldersTooDeep``.
     """
     top = os.fspath(folder)
-    for path, folders, files, descriptor in os.fwalk(top, follow_symlinks=False):
+    for path, folders, files, descriptor in os.fwalk(top, onerror=_raise_failure, follow_symlinks=False):
         above = tuple(part for part in os.path.relpath(path, top).split("/") if part != ".")
         if len(above) > MAX_DEPTH:
             raise FoldersTooDeep(
                 f"the results are nested more than {MAX_DEPTH} deep: write them into fewer levels of folders"
             )
-        folders.sort()
-        if not above:
-            folders[:] = [name for name in folders if name not in without]
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if (above or name not in without)
+            and patterns.may_match((*above, name))
+            and not os.path.islink(os.path.join(path, name))
+        ]
         for name in sorted(files):
             if (above or name not in without) and patterns.matches((*above, name)):
                 with open_regular(name, descriptor) as file:
@@ -106,6 +110,12 @@ def write_archive(
                         member.size, member.mtime = status.st_size, int(status.st_mtime)
                         member.mode = 0o755 if status.st_mode & 0o100 else 0o644
                         archive.addfile(member, file)
+
+
+def _raise_failure(error: OSError) -> None:
+    """Raise the error of a folder that cannot be read, unless it has just been removed, or its mode forbids it."""
+    if not isinstance(error, (FileNotFoundError, PermissionError)):
+        raise error
 
 
 @contextmanager

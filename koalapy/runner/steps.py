@@ -286,10 +286,10 @@ class Step:
 
     def start(self) -> None:
         """Start this node's part of the program. An error ends the program, not the job."""
-        os.mkdir(self._folder, 0o700)
         self.run(self._start_role)
 
     def _start_role(self) -> None:
+        os.mkdir(self._folder, 0o700)
         self.plan.rank_folder = self._order.find_folder()
         self.role.start()
 

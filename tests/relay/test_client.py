@@ -48,6 +48,14 @@ async def test_client_sends_the_state_first_and_then_changes(connected: Connecte
     assert await connected.client.metrics() == "koala_relay_streams 1\n"
 
 
+async def test_client_sends_changes_while_the_relay_reads_the_state(connected: Connected) -> None:
+    connected.relay.is_answering = False
+    await connected.relay.wait_for("state")
+    adding = asyncio.create_task(connected.client.add({"attempt": "7.1.k3"}))
+    assert (await connected.relay.wait_for("add"))["attempt"] == {"attempt": "7.1.k3"}
+    adding.cancel()
+
+
 async def test_client_reports_events_and_losses_before_its_connection(connected: Connected) -> None:
     connected.relay.lost = {"6.1.k3": {"why": "no answer", "via": ["hub"]}}
     await connected.client.connected.wait()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
+from koalapy.relay.head import Head
 from koalapy.relay.main import ServerContext, TlsFiles, run_head, run_hub
 from tests.certificates import CertificateAuthority, CertificateFiles
 
@@ -64,6 +65,25 @@ def test_server_context_loads_renewed_files_and_keeps_the_last_valid_ones(tmp_pa
     assert context.certificate.strip() == files.certificate.read_text().strip()
     files.certificate.write_text("damaged")
     assert context() is second
+
+
+def test_head_keeps_the_certificate_that_other_heads_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = list[Head]()
+    monkeypatch.setattr("koalapy.relay.main.forbid_dumps", lambda: None)
+    monkeypatch.setattr("koalapy.relay.main.raise_file_limit", lambda count: count)
+    monkeypatch.setattr("koalapy.relay.main._run", lambda _, head, *__: heads.append(head))
+    authority = CertificateAuthority(tmp_path)
+    files = authority.issue()
+    tls = {"certificate": str(files.certificate), "key": str(files.key)}
+    run_head(write(tmp_path, {**HEAD, "tls": tls, "ca_file": str(authority.file)}))
+    (head,) = heads
+    assert head._peer_context is not None
+    context, certificate = head._peer_context(), head.describe()["certificate"]
+    files.replace_with(authority.issue())
+    os.utime(files.certificate, (1, 1))
+    assert head._peer_context() is context
+    assert head.describe()["certificate"] == certificate
+    head.close()
 
 
 def test_server_context_with_chain_offers_the_first_certificate_only(tmp_path: Path) -> None:

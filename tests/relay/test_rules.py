@@ -392,9 +392,10 @@ def test_head_with_name_of_the_hub_resolves_it(open_links: Callable[..., Links])
         assert links.read(server, 4) == b"ping"
 
 
-def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[..., Links]) -> None:
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "an-empty..label"])
+def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[..., Links], name: str) -> None:
     links = open_links()
-    address = HubAddress("no-such-host.invalid", 1, None)
+    address = HubAddress(name, 1, None)
     link = HubLink(links.heads["north"], address, "north", head_key("north"))
     link.connect()
     alarm = f"hub-connect-{id(link)}"
@@ -402,9 +403,17 @@ def test_head_with_unknown_name_of_the_hub_tries_again(open_links: Callable[...,
     link.close()
 
 
-def test_entry_with_host_name_of_a_head_is_rejected(links: Links) -> None:
-    entry = {**links.entry("north"), "peers": {"south": {"host": "south.example.org", "port": 1}}}
-    with pytest.raises(ValueError, match="does not appear to be an IPv4"):
+@pytest.mark.parametrize(
+    ("host", "port", "problem"),
+    [
+        ("south.example.org", 1, "does not appear to be an IPv4"),
+        ("192.0.2.1", 65536, "65536 is not the port of a head"),
+        ("192.0.2.1", float("inf"), "inf is not the port of a head"),
+    ],
+)
+def test_entry_with_invalid_address_of_a_head_is_rejected(links: Links, host: str, port: float, problem: str) -> None:
+    entry = {**links.entry("north"), "peers": {"south": {"host": host, "port": port}}}
+    with pytest.raises(ValueError, match=problem):
         links.heads["north"].add_attempt(entry)
 
 

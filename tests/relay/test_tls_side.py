@@ -3,7 +3,7 @@
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.relay.tls_side import TlsSide
-from koalapy.runner.connections import Loop, Side, tune_stream
+from koalapy.relay.tls_side import TlsSide, connect_tls
+from koalapy.runner.connections import READ, WRITE, LineConnection, Loop, Side, tune_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 from koalapy.system.certificate_files import load_certificate
 from koalapy.system.tls import Trust
@@ -163,6 +163,36 @@ def test_tls_connection_cut_without_its_end_resets_the_program(contexts: Context
     with pytest.raises(ConnectionResetError):
         chain.server.recv(1)
     chain.close()
+
+
+class RecordingLoop(Loop):
+    """A loop that records the events that it waits for last, by file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: dict[int, int] = {}
+
+    def watch(self, file: int, callback: Callable[[int], object], events: int = READ) -> None:
+        super().watch(file, callback, events)
+        self.watched[file] = events
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_bytes_for_a_peer_that_does_not_answer_tls_wait_for_its_answer(contexts: Contexts, is_stream: bool) -> None:
+    """Its connection takes bytes, so a loop that waited for that would never wait."""
+    loop, pool, (near, program) = RecordingLoop(), PipePool(), socket_pair()
+    with socket.create_server(("127.0.0.1", 0)) as listener, near, program:
+        side = connect_tls("127.0.0.1", listener.getsockname()[1], contexts.client, "127.0.0.1")
+        if is_stream:
+            Pair(loop, pool, (Side(near), side), (b"line\n", b"")).start()
+        else:
+            LineConnection(loop, side, pool.large, lambda *_: None, lambda *_: None, 100).send(b"line\n")
+        while side.events() & WRITE:
+            loop.turn()
+        assert loop.watched[side.fileno()] == READ
+        side.close()
+    loop.close()
+    pool.close()
 
 
 def test_stream_connection_has_no_user_timeout(chain: Chain) -> None:

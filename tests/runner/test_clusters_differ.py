@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from koalapy.runner.openmpi import Head
+from koalapy.runner.connections import Loop
+from koalapy.runner.openmpi import Head, LaunchRequests
 from koalapy.runner.plan import Plan
 from tests.runner.conftest import MPI_ENVIRONMENT, SERIES, FakeAgent, FakeNode, make_plan
 from tests.runner.connections import cut_connections
@@ -141,3 +142,18 @@ def test_failed_daemon_unnoticed_by_mpirun_is_reported(code: int, ends: int) -> 
         alarm()
     expected = (None, "the MPI daemon on 127.0.2.1 ended with 1, and mpirun did not notice", True)
     assert stub.ends == [expected] * ends
+
+
+def test_repeated_end_of_a_daemon_counts_once(tmp_path: Path) -> None:
+    """A node repeats it until it is answered, and one of a hostile site for ever."""
+    stub, agent = cast(Any, StubNode()), cast(Any, None)
+    nodes = [FakeNode(agent, f"7.1.{i}", 0, f"127.0.{i + 1}.1") for i in range(2)]
+    head = Head(stub, Plan(make_plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0))
+    requests = head._launch_requests = LaunchRequests(Loop(), str(tmp_path), ["127.0.2.1"], lambda *_: None)
+    head._by_host = {"127.0.1.1": 0, "127.0.2.1": 1}
+    head.relayed(("7.1.1", 0), {"op": "daemon_ended", "index": 1, "code": 1})
+    stub.alarms.clear()
+    for _ in range(20_000):
+        head.relayed(("7.1.1", 0), {"op": "daemon_ended", "index": 1, "code": 1})
+    assert not stub.alarms, "the time in which mpirun must notice it begins anew"
+    requests.close()

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.networks import find_address
+from koalapy.runner import preflight
+from koalapy.runner.networks import find_address, own_networks
 from koalapy.runner.plan import Plan
-from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
+from koalapy.runner.preflight import MAX_COMBINATIONS, MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode, listening_agent
 from tests.runner.test_openmpi import run_program
@@ -49,6 +51,22 @@ def test_other_routes_keep_configured_network() -> None:
     choices: dict[int, list[tuple[str, str]]] = {0: [], 1: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")]}
     assert other_routes(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
     assert other_routes(plan, {0: [], 1: []}) == []
+
+
+def test_other_routes_of_many_networks_are_few_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of another site name as many networks as they like."""
+
+    def few_combinations(*networks: list[str]) -> Iterator[tuple[str, ...]]:
+        for number, combination in enumerate(product(*networks)):
+            assert number <= MAX_COMBINATIONS
+            yield combination
+
+    monkeypatch.setattr(preflight, "product", few_combinations)
+    plan = make_plan_of(*((f"cluster-{i}", f"10.1.{i}.1") for i in range(9)))
+    own = {i: [(f"10.{i}.{j}.0/24", f"10.{i}.{j}.1") for j in range(20)] for i in range(9)}
+    routes = other_routes(plan, {i: [*pairs, ("10.99.0.0/24", f"10.99.0.{i}")] for i, pairs in own.items()})
+    assert routes[0] == (["10.99.0.0/24"], [f"10.99.0.{i}" for i in range(9)])
+    assert len(routes) == MAX_ROUTES
 
 
 @pytest.mark.parametrize("host", ["", "-x", "evil.example", "127.1", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
@@ -206,6 +224,16 @@ async def start_node(
     settings |= {"KOALA_AGENT_FILE": str(file), "KOALA_NODE_INDEX": str(index), "KOALA_NODE": f"node-{network}-{host}"}
     prefix = ["nsenter", "-t", str(machine), "-n"]
     return await agent.start(token, index, f"10.{network}.0.{host}", prefix, **settings)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("machines")
+def test_each_address_of_an_interface_has_its_own_network() -> None:
+    """No address of the first interface has a label without a suffix."""
+    run_ip("addr", "add", "10.1.2.3/20", "dev", "net99", "label", "net99:a")
+    run_ip("addr", "add", "10.4.0.7/16", "dev", "net99", "label", "net99:b")
+    run_ip("addr", "del", "10.99.0.254/24", "dev", "net99")
+    assert own_networks() == [("10.1.0.0/20", "10.1.2.3"), ("10.4.0.0/16", "10.4.0.7")]
 
 
 WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_MCA_btl_tcp_if_include"]

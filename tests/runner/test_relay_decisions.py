@@ -9,6 +9,8 @@ import pytest
 from koalapy.runner.connections import Loop
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import Preflight, Prober
+from koalapy.runner.relay_child import RelayChild
+from koalapy.runner.relay_links import RelayedLinks
 from koalapy.runner.settings import Failure
 
 HOSTS = {"north": "127.0.9.1", "south": "127.0.9.2", "west": "127.0.9.3"}
@@ -134,6 +136,28 @@ def test_later_program_of_a_script_uses_the_former_decision(decide: Callable[...
     assert decision.last("probe")["skip"] == [("north", "south")]
     decision.send_reached(1)
     assert decision.last("move")["relayed"]["layout"] == 1
+
+
+def test_relay_that_awaits_its_next_start_is_started_once(decide: Callable[..., Decision]) -> None:
+    """Two would take the ports from each other."""
+    decision = decide(("north", "south", "relayed"))
+    plan, starts = decision.plan, list[int]()
+    plan.message["relay_head"] = ["127.0.0.1", 1]
+    plan.relayed = RelayedLinks({("north", "south")}, 0, {}, on_loopback=True)
+
+    def start(*_: object) -> int:
+        starts.append(len(starts) + 1)
+        return starts[-1]
+
+    processes: Any = SimpleNamespace(start=start)
+    settings: Any = SimpleNamespace(name="head", secret=b"secret")
+    child = RelayChild(decision.runner.loop, processes, settings, plan, decision.runner.errors.append)
+    child.wait(lambda *_: None)
+    assert child.child_ended(1, 1)
+    child.wait(lambda *_: None)
+    assert starts == [1]
+    decision.run_until(lambda: starts == [1, 2])
+    child.finish()
 
 
 def test_failed_pair_that_must_be_direct_is_an_error(decide: Callable[..., Decision]) -> None:

@@ -245,6 +245,12 @@ async def test_mpirun_of_a_foreign_process_is_rejected(agent: FakeAgent, tmp_pat
         node.send(t="stop")
 
 
+async def test_mpirun_with_closed_output_runs_its_program(agent: FakeAgent) -> None:
+    nodes = await start_script(agent, "mpirun -np 1 true <&- >&- 2>&-; echo over $?")
+    assert (await end_of(nodes))["code"] == 0
+    assert output_of(nodes) == ["over 0"]
+
+
 async def test_lost_and_repeated_messages_delay_a_program_only(agent: FakeAgent) -> None:
     dropped: set[str] = set()
 
@@ -342,6 +348,21 @@ async def test_hostile_head_begins_no_invalid_program(agent: FakeAgent, change: 
     nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload={"op": "end", "step": 99})
     await agent.until(lambda: bool(nodes[1].said("relay")), "the answer to the end")
     assert [message["payload"]["op"] for message in nodes[1].said("relay")] == ["ended"]
+    for node in nodes:
+        node.send(t="stop")
+
+
+async def test_node_that_cannot_make_the_folder_of_a_program_says_so(agent: FakeAgent, tmp_path: Path) -> None:
+    nodes = await start_script(agent, "sleep 1000", TMPDIR=str(tmp_path))
+    await nodes[1].expect("running")
+    (folder,) = tmp_path.glob("koala-7.1.1-0-*")  # noqa: ASYNC240
+    (folder / "1").touch()
+    order = {"op": "begin", "step": 1, "slots": [1, 1], "command": ["true"], "environment": {}, "folder": ""}
+    payload = {**order, "must_exist": False, "lane": 0}
+    nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload=payload)
+    await agent.until(lambda: bool(nodes[1].said("relay")), "the error")
+    answer = nodes[1].said("relay")[0]["payload"]["payload"]
+    assert (answer["op"], "File exists" in answer["error"]) == ("unfit", True)
     for node in nodes:
         node.send(t="stop")
 

@@ -1,11 +1,13 @@
 """Patterns of results, and their delivery to the daemon."""
 
 import asyncio
+import errno
 import io
 import os
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,26 @@ def test_results_are_regular_files_below_folder(tmp_path: Path) -> None:
     assert sorted(members) == ["run", "sub/a b\nü"]
     assert (members["run"].mode, members["sub/a b\nü"].mode) == (0o755, 0o644)
     assert archive_folder(folder, "../elsewhere/*", "way/*", "/etc/*") == {}
+
+
+def test_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the results of other folders would count as all. Those that match no pattern do not matter."""
+    for name in ("good", "lost", "gone", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result").write_text("1")
+    (tmp_path / "link").symlink_to("lost")
+    open_file = os.open
+    numbers = {"lost": errno.EIO, "link": errno.EIO, "gone": errno.ENOENT, "closed": errno.EACCES}
+
+    def open_on_failing_disk(path: str, *arguments: Any, **options: Any) -> int:
+        if path in numbers:
+            raise OSError(numbers[path], os.strerror(numbers[path]), path)
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_on_failing_disk)
+    assert list(archive_folder(tmp_path, "good", "link", "gone", "closed")) == ["good/result"]
+    with pytest.raises(OSError, match=r"Input/output error: 'lost'"):
+        archive_folder(tmp_path, "**")
 
 
 def test_put_results_raises_errors_of_daemon() -> None:
