@@ -40,6 +40,8 @@ SYNC_THREADS = 3
 """Maximum number of threads that flush files at the same time."""
 FILES_PER_THREAD = 8
 """Files that a thread flushes before another one is used: each start of a thread's work takes processor time."""
+MAX_SINGLE_FLUSHES = 1000
+"""Files and folders that are flushed one by one, each of which takes some milliseconds."""
 REMOVED_SUFFIX = ".forgotten"
 MAX_JOURNAL = 64 * 1024 * 1024
 """Maximum bytes of a journal. The agent writes none that is larger."""
@@ -154,19 +156,26 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path, stop: threading.Event) -> None:
-    """Flush a folder, its name and content to the disk until ``stop`` is set. Follow no links. Raise ``OSError``."""
-    folders = [folder]
-    while folders and not stop.is_set():
-        path = folders.pop()
-        with os.scandir(path) as entries:
+def sync_tree(folder: Path, stop: threading.Event, max_single: int = MAX_SINGLE_FLUSHES) -> None:
+    """Flush a folder, its name and content to the disk until ``stop`` is set. Follow no links. Raise ``OSError``.
+
+    Above ``max_single`` files and folders, flush the whole file system.
+    """
+    folders, paths = [folder], [folder.parent]
+    while folders:
+        with os.scandir(path := folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False) and not stop.is_set():
-                    sync_path(Path(entry.path))
-        sync_path(path)
-    sync_path(folder.parent)
+                elif entry.is_file(follow_symlinks=False):
+                    paths.append(Path(entry.path))
+                if len(paths) > max_single:
+                    sync_file_system(folder)
+                    return
+        paths.append(path)
+    for path in paths:
+        if not stop.is_set():
+            sync_path(path)
 
 
 def sync_file_system(path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core import spool
-from koalapy.agent.core.spool import JournalFolder, sync_file_system
+from koalapy.agent.core.spool import JournalFolder, sync_file_system, sync_tree
 from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
 from koalapy.protocol.messages import Stage, StageBundle
@@ -200,6 +200,18 @@ async def test_stage_is_flushed_before_it_is_recorded_as_done(
     flushed = {path for path in events[: events.index("done")] if isinstance(path, Path)}
     assert flushed >= {folder.parent, folder, folder / "sub", folder / "sub" / "own"}
     assert folder / "input" not in flushed, "it is a link"
+
+
+def test_stage_of_many_files_is_flushed_by_its_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To flush 100,000 files one by one takes minutes."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(spool, "sync_path", flushed.append)
+    monkeypatch.setattr(spool, "sync_file_system", flushed.append)
+    (tmp_path / "sub").mkdir()
+    for name in ("own", "sub/a", "sub/b"):
+        (tmp_path / name).touch()
+    sync_tree(tmp_path, threading.Event(), max_single=3)
+    assert flushed == [tmp_path]
 
 
 async def test_stage_of_other_account_is_flushed_before_it_is_recorded_as_done(
