@@ -351,6 +351,14 @@ def _is_whole(line: bytes) -> bool:
     return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
 
 
+def _restore_access(folder: Path) -> None:
+    """Give the owner of a folder all rights again: a program that worked there may have changed its mode."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            folder.chmod(mode | stat.S_IRWXU)
+
+
 def format_write_error(path: Path, error: OSError) -> str:
     """Return an error message with the path that cannot be written and the disk that it is on."""
     mount = path.absolute()
@@ -403,11 +411,13 @@ class Spool:
     def remove_leftovers(self) -> list[Path]:
         """Remove what killed agents left: half-removed folders, those without a journal, temporary secret files.
 
-        Return the paths of the folders.
+        Return the paths of the folders. Open the others to this account again, if programs have closed them.
         """
         leftovers = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
         for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
-            folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
+            folders = [path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink()]
+            for path in folders:
+                _restore_access(path)
             leftovers += [path for path in folders if path not in leftovers and not (path / JOURNAL).exists()]
         for path in leftovers:
             remove_tree(path)
