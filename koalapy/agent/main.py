@@ -299,9 +299,10 @@ def check_host(
     folders = {kind: path for kind, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    with tempfile.TemporaryDirectory() as scratch:
+    with contextlib.ExitStack() as stack:
         lrm_settings = agent_settings
         if agent_settings.kind == "drmaa":  # the agent, which may be running, is the only writer of its table of jobs
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
             lrm_settings = replace(agent_settings, directory=Path(scratch, "spool"))
         findings = asyncio.run(check_cluster(agent_settings, expected, lambda: make_lrm(lrm_settings), user=user))
     return [_configuration_finding(cluster, config, installed), *findings]

@@ -507,7 +507,7 @@ def _read_qacct(file: Iterable[str], cluster: str, source: Source) -> Iterator[t
     last: dict[str, str] = {}
     nodes: list[str] = []
     record: dict[str, str] = {}
-    for line in (*file, "===", "==="):
+    for line in chain(file, ("===", "===")):
         if not line.startswith("==="):
             key, _, value = line.strip().partition(" ")
             record[key] = value.strip()

@@ -3,10 +3,13 @@
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -24,6 +27,7 @@ from koalapy.agent.components import job_folders
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
+from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
 
@@ -243,6 +247,20 @@ def test_list_accounts_with_foreign_folders_looks_up_each_owner_once(
     shutil.rmtree(tmp_path)
     with pytest.raises(SiteUnavailable, match="cannot list"):  # else the jobs of all accounts would count as ended
         folders.list_accounts()
+
+
+async def test_leftovers_of_accounts_are_sought_in_a_thread() -> None:
+    """While the name service hangs, the agent serves."""
+    threads: list[threading.Thread] = []
+
+    def list_accounts() -> frozenset[str]:
+        threads.append(threading.current_thread())
+        return frozenset()
+
+    files = SimpleNamespace(_folders=SimpleNamespace(list_accounts=list_accounts))
+    await ComponentFiles.remove_leftovers(cast(ComponentFiles, files))
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 # Configuration

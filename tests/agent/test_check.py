@@ -4,16 +4,26 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from koalapy.agent.check.head_node import Expected, check_cluster, check_logins, file_system_type
-from koalapy.agent.check.trial import TRIAL_SUBJECT
+from koalapy.agent.check import head_node
+from koalapy.agent.check.head_node import (
+    Expected,
+    _check_folder,
+    _check_shared_folder,
+    check_cluster,
+    check_logins,
+    file_system_type,
+)
+from koalapy.agent.check.trial import TRIAL_SUBJECT, _check_base_folder
 from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
+from koalapy.agent.main import check_host
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from tests.agent.memory_lrm import MemoryLrm
@@ -345,6 +355,28 @@ async def test_check_folders_of_programs_that_are_missing_fails(settings: AgentS
     assert Finding("scratch folder", True, str(tmp_path)) in findings
     hint = "make it, or correct clusters.north.home"
     assert Finding("home folder", False, "there is no /nowhere here", hint) in findings
+
+
+def test_check_of_folders_that_cannot_be_reached_fails(settings: AgentSettings) -> None:
+    """As below a folder that this account may not enter."""
+    path = Path("/", "x" * 300, "in")
+    findings = [
+        _check_folder("north", "scratch", str(path)),
+        _check_shared_folder(settings, "stage directory", path, "give another", "give a shared one"),
+        _check_base_folder(path),
+    ]
+    assert [(finding.ok, "File name too long" in finding.result) for finding in findings] == [(False, True)] * 3
+
+
+def test_check_of_host_without_temporary_folder_has_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def find_nothing(*_: object, **__: object) -> list[Finding]:
+        return []
+
+    monkeypatch.setattr(head_node, "check_cluster", find_nothing)
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    (tmp_path / "koala.yaml").write_text("clusters: {north: {kind: slurm}}")
+    findings = check_host("north", CLOSED_URL, tmp_path / "koala.yaml", tmp_path / "agent", "s3cret", None)
+    assert [finding.subject for finding in findings] == ["configuration"]
 
 
 @processes

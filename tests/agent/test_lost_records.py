@@ -457,6 +457,18 @@ def test_folder_with_read_only_files_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]
 
 
+def test_folder_closed_by_its_program_is_loaded(tmp_path: Path) -> None:
+    """Else no agent could start any more."""
+    spool = Spool(tmp_path)
+    folder = spool.make_folder("test", T)
+    folder.write_entry(submit={"size": 1})
+    spool.record_contact("test")
+    folder.path.chmod(0)
+    assert spool.remove_leftovers() == []
+    assert [loaded.load_entries() for *_, loaded in spool.load_folders()] == [{"submit": {"size": 1}}]
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.processes
 def test_secret_file_of_killed_agent_is_removed(tmp_path: Path) -> None:
     spool = Spool(tmp_path)

@@ -19,6 +19,7 @@ from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
+from tests.virtual_time import VirtualTimeLoop
 
 SEGMENT = 64
 
@@ -309,6 +310,21 @@ async def test_output_never_acknowledged_is_given_up(daemon: FakeDaemon, tmp_pat
         end = await daemon.wait_for_state(T, "ended")
     missing = f"the last 4 bytes: the daemon took nothing for {DELIVERY_TIMEOUT:g} s"
     assert (end["program_exit"], end["missing"]) == (0, missing)
+
+
+async def test_output_is_kept_over_stop_of_agent(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """As after SIGSTOP: the daemon has closed the connection meanwhile."""
+    daemon.takes_output = False
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
+        await run_program(daemon, lrm, await claim_component(daemon, tmp_path), b"one\n")
+        await daemon.wait_for_state(T, "delivering")
+        daemon.takes_output = True
+        daemon._sockets["north"].transport.abort()
+        loop.jump(2 * DELIVERY_TIMEOUT)
+        end = await daemon.wait_for_state(T, "ended")
+    assert (daemon.output[T], end["missing"]) == (b"one\n", "")
 
 
 async def test_output_for_full_daemon_is_kept(daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.lrm.local.jobs import LocalJob, LocalNode
 from koalapy.agent.lrm.local.locald import Accounting
-from koalapy.audit.facts import Fact, JobRecord, MissingRow, Output, Run, RunKind, Submission
+from koalapy.audit.facts import Fact, JobRecord, MissingRow, Output, Run, RunKind, Source, Submission
 from koalapy.audit.readers import (
     GridFiles,
+    _read_qacct,
     parse_token,
     read_accounting,
     read_database,
@@ -395,6 +396,13 @@ def test_read_accounting_of_grid_engine_joins_nodes_of_a_job(tmp_path: Path) -> 
     (tmp_path / "qacct").write_text(QACCT)
     (run,) = read_accounting(tmp_path / "qacct", "south")
     assert (run.nodes, run.begin, run.end, run.has_ended) == (("south1", "south2"), BEGIN, BEGIN + 30, True)
+
+
+def test_read_accounting_of_grid_engine_reads_only_what_it_needs() -> None:
+    """It may have years of jobs."""
+    lines = iter(2 * QACCT.splitlines(keepends=True))
+    _, run = next(_read_qacct(lines, "south", Source("qacct")))
+    assert (run.nodes, len(list(lines))) == (("south1", "south2"), QACCT.count("\n") - 1)
 
 
 def test_read_accounting_of_embedded_cluster_ends_jobs_of_a_killed_manager(tmp_path: Path) -> None:

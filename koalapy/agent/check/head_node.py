@@ -172,10 +172,13 @@ async def _check_runner_address(settings: AgentSettings) -> Finding:
 
 
 def _check_folder(cluster: str, name: str, path: str) -> Finding:
-    if Path(path).is_dir():
-        return Finding(f"{name} folder", True, path)
-    hint = f"make it, or correct clusters.{cluster}.{name}"
-    return Finding(f"{name} folder", False, f"there is no {path} here", hint)
+    problem = f"there is no {path} here"
+    try:
+        if Path(path).is_dir():
+            return Finding(f"{name} folder", True, path)
+    except OSError as error:
+        problem = f"{path} cannot be reached: {error.strerror}"
+    return Finding(f"{name} folder", False, problem, f"make it, or correct clusters.{cluster}.{name}")
 
 
 FIXED_RSYNC = 3, 4
@@ -226,9 +229,9 @@ def _check_shared_folder(
 
     ``other_hint`` and ``shared_hint``: how to give another folder, and a shared one.
     """
-    path = folder.absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    existing = path = folder.absolute()
     try:
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
         # Only a trial is certain: a file system may be read-only or full, or reject root.
         with tempfile.TemporaryDirectory(prefix=".koala-check-", dir=existing):
             pass

@@ -94,13 +94,16 @@ async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str
 def _check_base_folder(base: Path) -> Finding:
     """Check that the folder of all accounts' folders belongs to the agent and that every account can enter it."""
     subject = "account folders"
-    closed = [path for path in base.parents if path.exists() and not path.stat().st_mode & stat.S_IXOTH]
-    if closed:
-        hint = f"chmod o+x {closed[-1]}, or set another stage_directory"
-        return Finding(subject, False, f"{base}: not every account can pass through {closed[-1]}", hint)
-    if base.is_dir() and base.stat().st_uid != os.geteuid():
-        hint = f"chown it to uid {os.geteuid()}, or set another stage_directory"
-        return Finding(subject, False, f"{base} belongs to uid {base.stat().st_uid}, not to this agent", hint)
+    try:
+        closed = [path for path in base.parents if os.path.exists(path) and not path.stat().st_mode & stat.S_IXOTH]
+        if closed:
+            hint = f"chmod o+x {closed[-1]}, or set another stage_directory"
+            return Finding(subject, False, f"{base}: not every account can pass through {closed[-1]}", hint)
+        if base.is_dir() and base.stat().st_uid != os.geteuid():
+            hint = f"chown it to uid {os.geteuid()}, or set another stage_directory"
+            return Finding(subject, False, f"{base} belongs to uid {base.stat().st_uid}, not to this agent", hint)
+    except OSError as error:
+        return Finding(subject, False, f"{base} cannot be reached: {error.strerror}", "set another stage_directory")
     return Finding(subject, True, f"{base}, one for each account")
 
 

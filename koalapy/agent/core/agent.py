@@ -24,7 +24,7 @@ from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.leases import Leases
-from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
 from koalapy.agent.core.reservations import Reservations
@@ -250,7 +250,7 @@ class Agent:
     async def _retry_regularly(self) -> None:
         """Repeat regularly what failed because a disk was full or a message was lost."""
         while True:
-            await asyncio.sleep(self._timeouts.retry_s)
+            await sleep_awake(self._timeouts.retry_s)  # after a stop, read first what has arrived
             self._barrier.retry_output()
             self._reporter.resend_output()
             for component in list(self._reporter.components.values()):

@@ -40,6 +40,8 @@ SYNC_THREADS = 3
 """Maximum number of threads that flush files at the same time."""
 FILES_PER_THREAD = 8
 """Files that a thread flushes before another one is used: each start of a thread's work takes processor time."""
+MAX_SINGLE_FLUSHES = 1000
+"""Files and folders that are flushed one by one, each of which takes some milliseconds."""
 REMOVED_SUFFIX = ".forgotten"
 MAX_JOURNAL = 64 * 1024 * 1024
 """Maximum bytes of a journal. The agent writes none that is larger."""
@@ -154,19 +156,26 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path, stop: threading.Event) -> None:
-    """Flush a folder, its name and content to the disk until ``stop`` is set. Follow no links. Raise ``OSError``."""
-    folders = [folder]
-    while folders and not stop.is_set():
-        path = folders.pop()
-        with os.scandir(path) as entries:
+def sync_tree(folder: Path, stop: threading.Event, max_single: int = MAX_SINGLE_FLUSHES) -> None:
+    """Flush a folder, its name and content to the disk until ``stop`` is set. Follow no links. Raise ``OSError``.
+
+    Above ``max_single`` files and folders, flush the whole file system.
+    """
+    folders, paths = [folder], [folder.parent]
+    while folders:
+        with os.scandir(path := folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False) and not stop.is_set():
-                    sync_path(Path(entry.path))
-        sync_path(path)
-    sync_path(folder.parent)
+                elif entry.is_file(follow_symlinks=False):
+                    paths.append(Path(entry.path))
+                if len(paths) > max_single:
+                    sync_file_system(folder)
+                    return
+        paths.append(path)
+    for path in paths:
+        if not stop.is_set():
+            sync_path(path)
 
 
 def sync_file_system(path: Path) -> None:
@@ -342,6 +351,14 @@ def _is_whole(line: bytes) -> bool:
     return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
 
 
+def _restore_access(folder: Path) -> None:
+    """Give the owner of a folder all rights again: a program that worked there may have changed its mode."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            folder.chmod(mode | stat.S_IRWXU)
+
+
 def format_write_error(path: Path, error: OSError) -> str:
     """Return an error message with the path that cannot be written and the disk that it is on."""
     mount = path.absolute()
@@ -394,11 +411,13 @@ class Spool:
     def remove_leftovers(self) -> list[Path]:
         """Remove what killed agents left: half-removed folders, those without a journal, temporary secret files.
 
-        Return the paths of the folders.
+        Return the paths of the folders. Open the others to this account again, if programs have closed them.
         """
         leftovers = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
         for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
-            folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
+            folders = [path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink()]
+            for path in folders:
+                _restore_access(path)
             leftovers += [path for path in folders if path not in leftovers and not (path / JOURNAL).exists()]
         for path in leftovers:
             remove_tree(path)

@@ -356,6 +356,8 @@ class Pull:
         request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": True}
         route = Route.model_validate(await self._means.questions.ask_cluster(file.source, "export", request))
         self._kind = route.kind
+        if self._kind == "folder":
+            self._stop_digest()  # a source that called it a file before must not add other entries
         await self._measure_now()
         if self.arrived_bytes > file.size:
             self._stop_digest()

@@ -438,7 +438,7 @@ class ComponentFiles:
     async def remove_leftovers(self) -> None:
         """Remove folders in accounts that earlier agents left."""
         try:
-            users = sorted(self._folders.list_accounts())
+            users = sorted(await asyncio.to_thread(self._folders.list_accounts))
         except SiteError as error:
             log.warning("folders of accounts are not removed", action="folders-not-swept", user="", reason=str(error))
             return

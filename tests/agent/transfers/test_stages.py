@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ import pytest
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core import spool
-from koalapy.agent.core.spool import JournalFolder, sync_file_system
-from koalapy.agent.transfers import stage
+from koalapy.agent.core.spool import JournalFolder, sync_file_system, sync_tree
+from koalapy.agent.transfers import pull, stage
+from koalapy.agent.transfers.exports import Route
+from koalapy.agent.transfers.pull import Pull, RsyncOutcome, TransferCut
 from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
 from koalapy.protocol.messages import Stage, StageBundle
 from koalapy.system.process import read_boot_id
@@ -202,6 +205,18 @@ async def test_stage_is_flushed_before_it_is_recorded_as_done(
     assert folder / "input" not in flushed, "it is a link"
 
 
+def test_stage_of_many_files_is_flushed_by_its_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To flush 100,000 files one by one takes minutes."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(spool, "sync_path", flushed.append)
+    monkeypatch.setattr(spool, "sync_file_system", flushed.append)
+    (tmp_path / "sub").mkdir()
+    for name in ("own", "sub/a", "sub/b"):
+        (tmp_path / name).touch()
+    sync_tree(tmp_path, threading.Event(), max_single=3)
+    assert flushed == [tmp_path]
+
+
 async def test_stage_of_other_account_is_flushed_before_it_is_recorded_as_done(
     monkeypatch: pytest.MonkeyPatch, north: FileSite
 ) -> None:
@@ -243,6 +258,34 @@ async def test_unfinished_stage_begins_again_after_restart_of_machine(
     await north.wait_for_state("done")
     assert (folder / "own").read_bytes() == content
     assert (folder / "input").is_symlink()
+
+
+async def test_file_that_its_source_makes_a_folder_is_not_right(
+    monkeypatch: pytest.MonkeyPatch, north: FileSite, south: FileSite
+) -> None:
+    """The checksum of the file says nothing about other entries of the folder."""
+    kinds = iter(("file", "folder"))
+    route = Route(host="h", port=1, module="a", user="koala", password="", kind="file", certificate="c")
+
+    async def export_replica(payload: Mapping[str, object]) -> Mapping[str, object]:
+        return route.model_dump() | {"kind": next(kinds)}
+
+    async def run_rsync(route: Route, name: str, folder: Path, *_: object) -> RsyncOutcome:
+        (folder / name).write_bytes(b"content\n")
+        if route.kind == "folder":
+            (folder / "other").touch()
+        return RsyncOutcome(int(route.kind == "file"), "it was cut")
+
+    south.handlers["export"] = export_replica
+    monkeypatch.setattr(pull, "run_rsync", run_rsync)
+    file = south.make_input(south.make_replica("data"))
+    folder = north.directory / "pulled"
+    folder.mkdir()
+    running_pull = Pull(file, folder, lambda: None, north.means)
+    with pytest.raises(TransferCut):
+        await running_pull._pull_once()
+    await running_pull._pull_once()
+    assert not await running_pull._is_right()
 
 
 async def test_missing_bundle_fails_stage(north: FileSite) -> None:
