@@ -189,6 +189,20 @@ def test_queue_action_on_all_jobs_finds_unfinished_ones_behind_many_ended(
     daemon.http.post("/api/v1/jobs/cancel", json={"jobs": jobs, "reason": "test"}).raise_for_status()
 
 
+def test_queue_without_a_match_among_examined_jobs_leads_on_to_older_ones(
+    daemon: ServedDaemon, people: dict[str, Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submit_job(daemon, "jane", name=name) for name in ("rare", "often", "often")]
+    daemon.http.post("/api/v1/jobs/cancel", json={"jobs": jobs, "reason": "test"}).raise_for_status()
+    for name in ("FIRST_WINDOW", "WINDOW", "MAX_LOOKED_AT"):
+        monkeypatch.setattr(f"koalapy.store.listing.{name}", 2)
+    page = people["olga"].get_page("/queue?q=name:rar*+state:over")
+    assert "No jobs match" not in page
+    link = re.search(r'href="([^"]*)" rel="next"', page)
+    assert link is not None
+    assert f'id="job-{jobs[0]}"' in people["olga"].get_page(unescape(link[1]))
+
+
 def test_queue_form_that_is_sent_again_changes_nothing(daemon: ServedDaemon, people: dict[str, Person]) -> None:
     olga, job = people["olga"], submit_job(daemon, "gina")
     page = f"/queue/confirm?action=hold&job={job}&q=user:gina"
