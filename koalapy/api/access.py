@@ -129,6 +129,8 @@ _IDENTITY = "identity"
 """Key of the request's scope under which the guard stores the authenticated caller."""
 _SESSION = "browser_session"
 """Key of the request's scope under which the guard stores the token of a browser session."""
+REJECTION = "rejection"
+"""Key of the request's scope under which the guard stores the status of a rejection, which browsers get as a page."""
 
 
 def access_of(path: str, operation: str | None) -> Access:

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api import fields
-from koalapy.api.access import ACCESS, identity_of
+from koalapy.api.access import ACCESS, REJECTION, identity_of
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Output
 from koalapy.api.guard import READ_METHODS
@@ -60,9 +60,10 @@ class AuditMiddleware:
 
         async def record_and_send(message: Message) -> None:
             """Record the outcome before the response begins, unless a success is already recorded."""
-            if message["type"] in STARTS and not (entry.written and message["status"] < 400):
+            status = scope.get(REJECTION) or message.get("status", 0)
+            if message["type"] in STARTS and not (entry.written and status < 400):
                 entry.address, entry.caller = entry.address or client_address(scope), entry.caller or identity_of(scope)
-                await self._audit.close_request(entry, message["status"])
+                await self._audit.close_request(entry, status)
             await send(message)
 
         await self._app(scope, receive, record_and_send)

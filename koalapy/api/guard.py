@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENT_PATHS, UPLOAD_PATH, identity_of, session_of, set_identity, set_session
+from koalapy.api.access import AGENT_PATHS, REJECTION, UPLOAD_PATH, identity_of, session_of, set_identity, set_session
 from koalapy.api.middleware import client_address
 from koalapy.api.problems import for_browser, problem
 from koalapy.daemon.auth.identities import Identities
@@ -210,6 +210,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if rejection := await self._check_request(scope, headers):
+            scope[REJECTION] = rejection.status_code
             is_page = scope["type"] == "http" and rejection.status_code == HTTPStatus.UNAUTHORIZED and "app" in scope
             await (for_browser(Request(scope), rejection) if is_page else rejection)(scope, receive, send)
         elif scope["path"].startswith(AGENT_PATHS):

@@ -101,6 +101,20 @@ async def test_tail_of_long_output_is_in_its_stored_end(tmp_path: Path) -> None:
         assert everything.endswith(content[-500:])
 
 
+@pytest.mark.parametrize(
+    ("content", "tail"), [(b"one\n" + b"x" * 200, b"x" * 64), (b"x" * 200 + b"\r50 %\ntwo\n", b"two\n")]
+)
+async def test_tail_of_a_line_longer_than_what_is_searched_is_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, tail: bytes
+) -> None:
+    monkeypatch.setattr("koalapy.daemon.jobs.output.MIN_TAIL_BYTES", 16)
+    monkeypatch.setattr("koalapy.daemon.jobs.output.MAX_TAIL_BYTES", 64)
+    async with open_grid(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        await send_output(grid, token, 0, content)
+        assert await read_logs(grid.daemon, 1, last_lines=3) == tail
+
+
 async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)

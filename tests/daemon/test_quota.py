@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from koalapy.store.service_tables import FileStore
 from koalapy.store.sql import JobStore
 from tests.daemon.archives import archive_of, yield_pieces
 from tests.databases import migrate
+from tests.signals import MAX_WAIT_S, until
 
 SIZE = 10240
 """Bytes of an archive of one small file."""
@@ -269,6 +271,38 @@ async def test_results_with_unremovable_files_stay_counted(world: World) -> None
     (world.path / "aside").rename(folder)
     assert await store.remove_expired(world.now) == [1]
     assert (world.stored_names("results"), store.storage_use.used) == ([], 0)
+
+
+@pytest.mark.parametrize("forget", ["clear_results", "forget_results"])
+async def test_results_uploaded_while_others_are_removed_count_in_full(
+    world: World, monkeypatch: pytest.MonkeyPatch, forget: str
+) -> None:
+    store, archive = world.make_results(3 * SIZE), bundle_archive("a")
+    await store.store_result("north", "1.2.0", yield_pieces(archive))
+    world.end_job(1)
+    world.now += DAY + 1.0
+    begun, counted, plain = threading.Event(), threading.Event(), getattr(world.store, forget)
+
+    def forget_after_upload(jobs: Collection[int]) -> int:
+        begun.set()
+        assert counted.wait(MAX_WAIT_S)
+        freed: int = plain(jobs)
+        return freed
+
+    monkeypatch.setattr(world.store, forget, forget_after_upload)
+    monkeypatch.setattr("koalapy.daemon.files.archives.PIECE_SIZE", 1000)
+    is_expiry = forget == "clear_results"
+    removing = asyncio.ensure_future(store.remove_expired(world.now) if is_expiry else store.remove_results([1]))
+    await until(begun.is_set)
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield archive[:-1000]
+        counted.set()
+        await removing
+        yield archive[-1000:]
+
+    await store.store_result("north", "2.2.0", upload())
+    assert store.storage_use.used == SIZE
 
 
 async def test_results_removed_before_crash_are_forgotten_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """The daemon's record: complete after crashes and full disks, bounded, and without effect on the daemon."""
 
+import asyncio
 import gzip
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,16 +21,22 @@ from koalapy.scheduler.rules import Rules
 from koalapy.simulation.record.format import Beginning, KnownCluster, Step
 from koalapy.simulation.record.replay import History, replay
 from koalapy.simulation.record.settings import Recording
+from tests.signals import MAX_WAIT_S, until
 
 BEGAN = 1.7e9
 
 
 def make_record(
-    folder: Path, began: float = BEGAN, settings: Recording | None = None, disks: DiskLimits | None = None, **sizes: int
+    folder: Path,
+    began: float = BEGAN,
+    settings: Recording | None = None,
+    disks: DiskLimits | None = None,
+    clock: Callable[[], float] | None = None,
+    **sizes: int,
 ) -> Record:
     begun = Beginning(Rules(), tuple(builtin_policies().names()), (KnownCluster("north"),), now=began)
     limits = disks or DiskLimits(0, 0)
-    return Record(folder / "record", settings or Recording(), limits, begun, lambda: began, **sizes)
+    return Record(folder / "record", settings or Recording(), limits, begun, clock or (lambda: began), **sizes)
 
 
 def make_steps(count: int, began: float = BEGAN) -> Sequence[Step]:
@@ -138,6 +146,38 @@ async def test_record_restored_older_part_is_ignored(tmp_path: Path) -> None:
     assert [life.steps for life in await export_steps(another, tmp_path)] == [90, 1, 1]
     assert not path.exists()
     await another.close()
+
+
+async def test_record_closed_while_a_cancelled_flush_goes_on_has_all_steps(tmp_path: Path) -> None:
+    earlier = make_record(tmp_path)
+    await write_steps(earlier, make_steps(1))
+    await earlier.close()
+    begun, released = threading.Event(), threading.Event()
+
+    def clock() -> float:
+        """Return the time, with which the thread looks for expired parts once the test has let it."""
+        begun.set()
+        assert released.wait(MAX_WAIT_S)
+        return BEGAN + 100
+
+    recording = make_record(tmp_path, BEGAN + 100, clock=clock, part_size=1)
+    first, second, third = make_steps(3, BEGAN + 100)
+    released.set()
+    await write_steps(recording, [first])
+    begun.clear()
+    released.clear()
+    flushing = asyncio.create_task(write_steps(recording, [second]))
+    await until(begun.is_set)
+    flushing.cancel()
+    await asyncio.wait({flushing})
+    recording.queue_step(third)
+    closing = asyncio.create_task(recording.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    released.set()
+    await closing
+    assert (recording.problem, (await export_steps(recording, tmp_path))[-1].steps) == ("", 3)
 
 
 async def test_record_of_long_run_is_read_across_parts(tmp_path: Path) -> None:

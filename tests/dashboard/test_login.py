@@ -68,6 +68,13 @@ def test_request_without_login_leads_to_login_and_back_to_its_page(
     assert address == (leads_to and f"/login?next={quote(leads_to, safe='')}")
 
 
+def test_forms_without_login_are_one_rejection_in_the_audit(client: httpx2.Client, daemon: ServedDaemon) -> None:
+    for _ in range(3):
+        assert client.post("/jobs/new", headers={"Origin": daemon.url}).status_code == 303
+    entries = daemon.http.get("/api/v1/audit?action=POST").json()["entries"]
+    assert [(entry["outcome"], entry["detail"]) for entry in entries] == [("refused", "401 no valid token was sent")]
+
+
 def test_login_with_wrong_token_is_rejected(client: httpx2.Client) -> None:
     response = log_in(client, "wrong")
     assert (response.status_code, "set-cookie" in response.headers) == (401, False)

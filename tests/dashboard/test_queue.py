@@ -175,6 +175,34 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
             assert (now["state"], now["priority"]) == expected.get(action, ("cancelled", "low"))
 
 
+def test_queue_action_on_all_jobs_finds_unfinished_ones_behind_many_ended(
+    daemon: ServedDaemon, people: dict[str, Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.dashboard.pages.queue.MAX_SELECTED", 1)
+    path, jobs = "/queue/confirm.json?action=cancel&all=true&q=user:ivan+state:any", list[int]()
+    for left_out in ([], [[1, "only 1 jobs are changed at once, the newest first"]]):
+        jobs.append(submit_job(daemon, "ivan"))
+        ended = [submit_job(daemon, "ivan") for _ in range(2)]
+        daemon.http.post("/api/v1/jobs/cancel", json={"jobs": ended, "reason": "test"}).raise_for_status()
+        confirmation = people["olga"].get_json(path)
+        assert (confirmation["count"], confirmation["left_out"]) == (1, left_out)
+    daemon.http.post("/api/v1/jobs/cancel", json={"jobs": jobs, "reason": "test"}).raise_for_status()
+
+
+def test_queue_without_a_match_among_examined_jobs_leads_on_to_older_ones(
+    daemon: ServedDaemon, people: dict[str, Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submit_job(daemon, "jane", name=name) for name in ("rare", "often", "often")]
+    daemon.http.post("/api/v1/jobs/cancel", json={"jobs": jobs, "reason": "test"}).raise_for_status()
+    for name in ("FIRST_WINDOW", "WINDOW", "MAX_LOOKED_AT"):
+        monkeypatch.setattr(f"koalapy.store.listing.{name}", 2)
+    page = people["olga"].get_page("/queue?q=name:rar*+state:over")
+    assert "No jobs match" not in page
+    link = re.search(r'href="([^"]*)" rel="next"', page)
+    assert link is not None
+    assert f'id="job-{jobs[0]}"' in people["olga"].get_page(unescape(link[1]))
+
+
 def test_queue_form_that_is_sent_again_changes_nothing(daemon: ServedDaemon, people: dict[str, Person]) -> None:
     olga, job = people["olga"], submit_job(daemon, "gina")
     page = f"/queue/confirm?action=hold&job={job}&q=user:gina"

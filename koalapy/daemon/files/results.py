@@ -153,7 +153,8 @@ class Results(StoredArchives[JobId]):
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(self._remove_files, job)
-            self._quota.used -= await run_in_database(self._store.forget_results, jobs)
+            freed = await run_in_database(self._store.forget_results, jobs)
+            self._quota.used -= freed  # uploads have changed it meanwhile
 
     async def _remove_until(
         self, horizon: float, enough: int | None = None, scope: Scope | None = None
@@ -166,7 +167,8 @@ class Results(StoredArchives[JobId]):
         old = {job: size for job, size in sizes.items() if job not in needed}
         # Remove files first: a file without an entry would neither be removed later nor count against the quota.
         removed, failure = await asyncio.to_thread(self._remove_oldest, old, enough)
-        self._quota.used -= await run_in_database(self._store.clear_results, removed)
+        freed = await run_in_database(self._store.clear_results, removed)
+        self._quota.used -= freed  # uploads have changed it meanwhile
         return removed, failure
 
     def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> Removal[JobId]:

@@ -29,8 +29,6 @@ class FoundJobs:
     jobs: Sequence[Job]
     next_below: JobId | None
     """The id below which the next page starts; None on the last page."""
-    unfinished: int
-    """The number of matching unfinished jobs from this page on."""
 
 
 class JobFinder:
@@ -53,7 +51,7 @@ class JobFinder:
         jobs = [job for job in jobs if not (job.state in FINAL_STATES and job.id in unfinished_ids)]
         jobs.sort(key=lambda job: -job.id)
         next_below = jobs[limit - 1].id if len(jobs) > limit else horizon
-        return FoundJobs(jobs[:limit], next_below, len(unfinished))
+        return FoundJobs(jobs[:limit], next_below)
 
     async def find_unfinished(self, search: JobSearch, caller: Identity) -> list[Job]:
         """Return all unfinished jobs that match, in no particular order. Raise ``ForbiddenError`` as ``find_jobs``."""

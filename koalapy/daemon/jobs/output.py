@@ -221,7 +221,9 @@ class Reading:
             first = position - len(data)
             is_whole = first > start or not start
             offset, remaining = position, count
-            for line in reversed(lines if is_whole else lines[1:]):
+            if not is_whole and (len(lines) > 1 or size < MAX_TAIL_BYTES):
+                del lines[:1]  # it may be cut
+            for line in reversed(lines):
                 remaining -= bool(self._select(job, component, StreamSplitter(), line))
                 if remaining < 0:
                     return offset

@@ -25,6 +25,7 @@ from koalapy import __version__
 from koalapy.model.disk import DiskLimits
 from koalapy.simulation.record.format import FORMAT, Beginning, Step, beginning_to_json, encode_line, step_to_json
 from koalapy.simulation.record.settings import Recording
+from koalapy.system.event_loop import BackgroundTasks
 from koalapy.system.files import measure_disks
 
 log = structlog.get_logger()
@@ -74,7 +75,7 @@ class Record:
         self._beginning: Beginning | None = beginning
         self._waiting: list[Step] = []
         self._file: BinaryIO | None = None
-        self._writing = asyncio.Lock()
+        self._writing, self._tasks = asyncio.Lock(), BackgroundTasks()
         self.problem = ""
         """The reason why the recording has ended, or an empty string."""
         self.failed_at = 0.0
@@ -88,7 +89,14 @@ class Record:
             self._end_recording(f"the disk has not taken {self._max_waiting} steps")
 
     async def flush(self) -> None:
-        """Write queued steps. An error ends the recording and is logged."""
+        """Write queued steps. An error ends the recording and is logged.
+
+        If the caller is cancelled, as at the daemon's end, the writing goes on, and the next call waits for its end.
+        """
+        await asyncio.shield(self._tasks.spawn(self._flush()))
+
+    async def _flush(self) -> None:
+        """Write queued steps; the lock is held until the thread has ended."""
         async with self._writing:
             if self.problem:
                 return

@@ -5,6 +5,8 @@ from asyncio import to_thread
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from heapq import nlargest
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -197,8 +199,10 @@ def _add_bulk_actions(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
     ) -> View:
         """Return the effect of an action on the selected or on all found jobs, without acting."""
         if all:
-            result = await finder.find_jobs(parse_search(q), caller, limit=MAX_SELECTED)
-            selected, omitted = list(result.jobs), max(0, result.unfinished - len(result.jobs))
+            # Ended jobs cannot be changed, and may be so many that a page of all matching jobs has no others.
+            matching = await finder.find_unfinished(parse_search(q), caller)
+            selected = nlargest(MAX_SELECTED, matching, key=attrgetter("id"))
+            omitted = len(matching) - len(selected)
         else:
             selected, omitted = list((await jobs.get_many(job)).values()), 0
         if action == "high":
