@@ -85,8 +85,10 @@ class Client:
         self.has_answered, self.has_connected, self.timeouts, self.report = False, False, timeouts, report
         self._user_token, self._login = token, ("", "")
         self._urls = split_urls(url or DEFAULT_URL) or [str(url)]
-        """The addresses of all daemons that the user gave; the present one is first."""
+        """The addresses of all daemons that the user gave, or that of the login; the present one is first."""
         self._use_daemon(self._urls[0] if url else None, access)
+        if not url:
+            self._urls = [self.url]
 
     def _use_daemon(self, url: str | None, access: Access | None = None) -> None:
         """Send the next requests to the daemon at a URL. Raise ``GridError`` if it is invalid."""

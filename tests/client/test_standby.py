@@ -1,14 +1,17 @@
 """Clients that know several daemons, of which one stands by and others do not answer."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from koalapy.client import access, client, logins
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.timeouts import ClientTimeouts
@@ -75,6 +78,26 @@ def test_client_sends_no_token_to_address_that_user_did_not_give() -> None:
         with pytest.raises(GridError, match="is active"):
             Client(standby, TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs/7")
         assert taken == []
+
+
+def test_client_with_login_alone_repeats_requests_at_its_daemon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Any account of a head node may listen at the default address."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(logins.VARIABLE, str(tmp_path / "no.sock"))
+    with serve_answers({"id": 7}) as (other, taken), serve_answers(standby_answer(""), 503) as (standby, rejected):
+        for module in (access, client):
+            monkeypatch.setattr(module, "DEFAULT_URL", other)
+        login = logins.Login(standby, TOKEN, "alice", "user", "north", "", time.time(), 3600.0)
+        logins.save_login(login)
+        patient = Client(None, None, timeouts=TIMEOUTS)
+        for koala in (patient, patient.clone_for_thread()):
+            with pytest.raises(GridError, match="is active"):
+                koala.submit({}, "key")
+        assert taken == []
+        assert set(rejected) == {f"POST /api/v1/jobs Bearer {TOKEN}"}
 
 
 def test_client_with_dead_first_address_uses_second() -> None:
