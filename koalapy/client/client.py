@@ -320,8 +320,8 @@ class Client:
             self.timeouts.sleep(RETRY_DELAY_S)
 
     def stream_events(self, job: int, last: int) -> Iterator[bytes]:
-        """Yield the server-sent events of a job after event number ``last``."""
-        return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
+        """Yield the server-sent events of a job after event number ``last``. The daemon sends data every 15 seconds."""
+        return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, ANSWER_TIMEOUT_S, {"Last-Event-ID": str(last)})
 
     def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
         """Yield the server-sent events of the grid after event id ``last``, until ``timeout`` seconds without data."""
