@@ -178,7 +178,9 @@ class Connection:
                 connection = self._idle.pop()
             except IndexError:  # another thread has taken it
                 break
-            if not select.select([connection.sock], [], [], 0)[0]:
+            poll = select.poll()  # select.select fails for descriptors from 1024 on
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(0):
                 return connection
             connection.close()
         for pause in RENEWAL_PAUSES:
