@@ -91,6 +91,16 @@ def test_connection_is_reused_and_reopened_after_close() -> None:
     assert heard[1].endswith(json.dumps({"ö": "é"}, ensure_ascii=False).encode())
 
 
+def test_connection_ends_by_itself_when_its_peer_is_gone() -> None:
+    with serve_peer(send_pieces(OK)) as (url, _):
+        connection = make_connection(url)
+        connection.open_connection()
+        peer = connection._idle[0].sock
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        assert connection.send_request("GET", "/").status == 200
+
+
 def test_connection_with_descriptor_beyond_1024_is_reused() -> None:
     """A workflow tool may have thousands of open files."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
