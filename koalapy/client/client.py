@@ -83,17 +83,21 @@ class Client:
         """``url``: None for the default daemon, several with commas between for an active and standby daemons;
         ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.has_connected, self.timeouts, self.report = False, False, timeouts, report
-        self._user_token, self._login = token, ("", "")
+        self._user_token = token
+        self._login: Access | None = None
+        """The access by a login, of any of the daemons."""
         self._urls = split_urls(url or DEFAULT_URL) or [str(url)]
-        """The addresses of all daemons that the user gave; the present one is first."""
+        """The addresses of all daemons that the user gave, or that of the login; the present one is first."""
         self._use_daemon(self._urls[0] if url else None, access)
+        if not url:
+            self._urls = [self.url]
 
     def _use_daemon(self, url: str | None, access: Access | None = None) -> None:
         """Send the next requests to the daemon at a URL. Raise ``GridError`` if it is invalid."""
         try:
             chosen = access or Access(url, self._user_token, timeouts=self.timeouts, report=self.report)
-            if not chosen.token and self._find_login():  # daemons of one database accept the same logins
-                chosen = Access(url, *self._login, timeouts=self.timeouts, report=self.report)
+            if not chosen.token and (login := self._find_login()):  # daemons of one database accept the same logins
+                chosen = Access(url, login.token, login.ca, timeouts=self.timeouts, report=self.report)
             self.http = Connection(
                 chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=self.timeouts
             )
@@ -102,17 +106,17 @@ class Client:
             raise GridError(f"{shown} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self._access, self.url = chosen, chosen.url
         if chosen.is_login:
-            self._login = chosen.token, chosen.ca
+            self._login = chosen
 
-    def _find_login(self) -> bool:
-        """Return whether there is a login of a daemon that the user gave."""
-        for url in self._urls[1:] if not self._login[0] else ():
+    def _find_login(self) -> Access | None:
+        """Return the access by a login of a daemon that the user gave; None without one."""
+        for url in self._urls[1:] if self._login is None else ():
             with suppress(ValueError, GridError):  # this address is not used now
                 access = Access(url, None, timeouts=self.timeouts, report=self.report)
                 if access.is_login:
-                    self._login = access.token, access.ca
+                    self._login = access
                     break
-        return bool(self._login[0])
+        return self._login
 
     def _connect(self) -> None:
         """Connect to the first daemon that can be reached. Raise ``CONNECTION_ERRORS`` if none can."""
@@ -318,8 +322,8 @@ class Client:
             self.timeouts.sleep(RETRY_DELAY_S)
 
     def stream_events(self, job: int, last: int) -> Iterator[bytes]:
-        """Yield the server-sent events of a job after event number ``last``."""
-        return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
+        """Yield the server-sent events of a job after event number ``last``. The daemon sends data every 15 seconds."""
+        return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, ANSWER_TIMEOUT_S, {"Last-Event-ID": str(last)})
 
     def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
         """Yield the server-sent events of the grid after event id ``last``, until ``timeout`` seconds without data."""
@@ -472,7 +476,10 @@ class Client:
 
     def _renew_login(self, content: Readable | None = None) -> bool:
         """Renew the login and rewind ``content`` for another request; return whether that succeeded."""
-        if not self._access.renew_login():
+        login = self._login if self._login and self._login.token == self._access.token else self._access
+        is_renewed = login.renew_login()
+        self._access.token, self._access.hint = login.token, login.hint
+        if not is_renewed:
             return False
         self.http.headers = self.http.headers | self._access.headers
         if content is not None:

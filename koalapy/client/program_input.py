@@ -1,6 +1,7 @@
 """Send standard input of this process to the program of an interactive job, and stay connected until the job ends."""
 
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -62,6 +63,9 @@ class ProgramInput:
                     self._changed.wait()
             try:
                 data = os.read(file, min(STREAM_PIECE, STREAM_WINDOW - len(self._kept)))
+            except BlockingIOError:  # another program has made the file non-blocking
+                select.select([file], [], [])
+                continue
             except OSError:  # closed, or a terminal of which this process is in the background
                 data = b""
             with self._changed:

@@ -1,8 +1,11 @@
 """HTTP of the client, against a scripted server."""
 
+import fcntl
 import io
 import json
+import os
 import re
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -68,13 +71,14 @@ def open_stream(url: str) -> Any:
     return make_connection(url).stream_response("/", query={}, headers=None, timeout=20)
 
 
-def test_connection_is_reused_and_reopened_after_close() -> None:
-    def twice(connection: socket.socket) -> None:
-        connection.sendall(OK)
-        assert connection.recv(65536)
-        connection.sendall(OK)
+def answer_twice(connection: socket.socket) -> None:
+    connection.sendall(OK)
+    assert connection.recv(65536)
+    connection.sendall(OK)
 
-    with serve_peer(twice, send_pieces(OK)) as (url, heard):
+
+def test_connection_is_reused_and_reopened_after_close() -> None:
+    with serve_peer(answer_twice, send_pieces(OK)) as (url, heard):
         connection = make_connection(url, Authorization="Bearer ä")
         assert [connection.send_request("GET", "/a", query={"n": [1, 2], "b": True}).json() for _ in range(2)] == [
             {},
@@ -85,6 +89,35 @@ def test_connection_is_reused_and_reopened_after_close() -> None:
     assert heard[0].splitlines()[0] == b"GET /a?n=1&n=2&b=true HTTP/1.1"
     assert "Authorization: Bearer ä".encode() in heard[0]
     assert heard[1].endswith(json.dumps({"ö": "é"}, ensure_ascii=False).encode())
+
+
+def test_connection_ends_by_itself_when_its_peer_is_gone() -> None:
+    with serve_peer(send_pieces(OK)) as (url, _):
+        connection = make_connection(url)
+        connection.open_connection()
+        peer = connection._idle[0].sock
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        assert connection.send_request("GET", "/").status == 200
+
+
+def test_connection_with_descriptor_beyond_1024_is_reused() -> None:
+    """A workflow tool may have thousands of open files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    try:
+        with serve_peer(answer_twice) as (url, _):
+            connection = make_connection(url)
+            connection.open_connection()
+            idle = connection._idle[0]
+            low = idle.sock.detach()
+            idle.sock = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD, 1024))
+            os.close(low)
+            for _ in range(2):
+                assert connection.send_request("GET", "/").status == 200
+            assert connection._idle[0] is idle
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_rejection_before_whole_upload_is_read() -> None:

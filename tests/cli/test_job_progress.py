@@ -6,10 +6,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from koalapy.cli.jobs import waiting
+from koalapy.cli.jobs import shell, waiting
 from koalapy.cli.jobs.waiting import progress_lines, read_changes
+from koalapy.client.client import Client
+from koalapy.client.timeouts import ClientTimeouts
 from koalapy.model.job import JobState, TimelineEntry
-from tests.cli.conftest import FAST, Koala, Server
+from tests.cli.conftest import FAST, TOKEN, Koala, Server
 from tests.client.test_standby import serve_answers
 
 MISSING_RSYNC = "infrastructure-failure: north: rsync not found (restart 3 of 10, next try after 2 s)"
@@ -75,6 +77,21 @@ def test_interrupted_wait_names_jobs_that_go_on(koala: Koala, server: Server, in
     server.service.timeline_entries = TIMELINE[:1]
     ended = koala("wait", "1", "2", timeouts=FAST)
     assert (ended.code, ended.err.splitlines()[-1]) == (130, "koala: job 2 goes on; cancel with: koala cancel 2")
+
+
+def test_shell_waits_for_its_job_while_the_daemon_is_away(koala: Koala, server: Server) -> None:
+    koala("submit", "--flexible", "2", "--", "start", "x")
+
+    def start_again() -> None:
+        server.service.timeline_entries = TIMELINE[-1:]
+        server.start()
+
+    lines, changes = list[str](), [server.end, start_again]
+    timeouts = ClientTimeouts(sleep=lambda _: changes.pop(0)())
+    client = Client(server.url, TOKEN, timeouts=timeouts, report=lines.append)
+    shell._wait_until_running(client, 1)  # the first stream ends without a change, as at a shutdown
+    assert changes == []
+    assert re.fullmatch(r"koala: no daemon answers at .*; still waiting", "\n".join(lines))
 
 
 def test_wait_reporter_prints_each_cause_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,21 @@ def test_wrong_line_of_script_is_named(koala: Koala, write_script: Any, line: st
 
 
 @pytest.mark.parametrize(
+    ("line", "options", "says"),
+    [
+        ("#KOALA --fixed nowhere:2", (), "koala: job.sh:2: --fixed: cluster of component 0 "),
+        ("#KOALA --flexible 2", ("--fixed", "nowhere:2"), "koala: --fixed: cluster of component 0 "),
+    ],
+)
+def test_wrong_request_names_line_of_script_only_if_it_is_from_there(
+    koala: Koala, write_script: Any, line: str, options: tuple[str, ...], says: str
+) -> None:
+    ended = koala("submit", *options, write_script(f"{HEAD}{line}\ntrue\n"))
+    assert ended.code == Exit.USAGE
+    assert ended.err.startswith(says)
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         ("true\n", "does not begin with #! and an interpreter; begin it with the line #!/bin/bash"),

@@ -1,13 +1,17 @@
 """The output of programs on a terminal and in a pipe."""
 
 import io
+import os
+import select
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.terminal.streams import ProgramOutput, without_control_codes
+from koalapy.cli.terminal.remote_terminal import write_all
+from koalapy.cli.terminal.streams import ProgramOutput, _open_text_stream, without_control_codes
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import Terminal
 
@@ -48,6 +52,28 @@ def test_program_output_keeps_control_codes_from_terminals_only(
     output.finish()
     expected = f"{SHOWN}é\ufffd".encode() if is_terminal and not raw else data + b"\xc3"
     assert screen.written_bytes() == expected
+
+
+def write_program_output(file: int, data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", _open_text_stream(file, sys.stdout, "replace"))
+        ProgramOutput().write_all([data])
+
+
+@pytest.mark.parametrize("write", [write_program_output, write_all])
+def test_output_to_full_non_blocking_pipe_waits_for_reader(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[int, bytes], None]
+) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    received = bytearray()
+    # The reader reads only while the writer waits.
+    monkeypatch.setattr(select, "select", lambda *_: received.extend(os.read(reading, 65536)))
+    write(writing, data := os.urandom(300_000))
+    os.close(writing)
+    with open(reading, "rb") as file:
+        received += file.read()
+    assert received == data
 
 
 @pytest.mark.evidence("J8")

@@ -88,6 +88,27 @@ def test_input_over_broken_connections_is_read_once(connections: tuple[int, ...]
     os.close(reading)
 
 
+def test_input_of_non_blocking_file_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    pieces, read = [b"first", b"second"], os.read
+
+    def read_before_written(file: int, size: int) -> bytes:
+        try:
+            return read(file, size)
+        except BlockingIOError:
+            os.write(writing, pieces.pop(0)) if pieces else os.close(writing)
+            raise
+
+    monkeypatch.setattr(os, "read", read_before_written)
+    program, problems = Program(), list[str]()
+    sender = start_input(program, reading, problems)
+    assert program.ended.wait(DEADLINE_S)
+    sender.close()
+    assert (bytes(program.read), problems) == (b"firstsecond", [])
+    os.close(reading)
+
+
 def test_input_of_a_program_that_was_started_again_is_reported() -> None:
     reading, writing = os.pipe()
     program, lost = Program(5), threading.Event()

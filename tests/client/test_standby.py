@@ -1,14 +1,17 @@
 """Clients that know several daemons, of which one stands by and others do not answer."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from koalapy.client import access, client, logins
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.timeouts import ClientTimeouts
@@ -75,6 +78,46 @@ def test_client_sends_no_token_to_address_that_user_did_not_give() -> None:
         with pytest.raises(GridError, match="is active"):
             Client(standby, TOKEN, timeouts=TIMEOUTS).get("/api/v1/jobs/7")
         assert taken == []
+
+
+@pytest.fixture
+def save_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Return a function that saves a login for a daemon. This host has no agent for another one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(logins, "find_sockets", lambda _: [])
+
+    def save(url: str) -> None:
+        logins.save_login(logins.Login(url, TOKEN, "alice", "user", "north", "", time.time(), 3600.0))
+
+    return save
+
+
+def test_client_with_login_alone_repeats_requests_at_its_daemon(
+    monkeypatch: pytest.MonkeyPatch, save_login: Callable[[str], None]
+) -> None:
+    """Any account of a head node may listen at the default address."""
+    with serve_answers({"id": 7}) as (other, taken), serve_answers(standby_answer(""), 503) as (standby, rejected):
+        for module in (access, client):
+            monkeypatch.setattr(module, "DEFAULT_URL", other)
+        save_login(standby)
+        patient = Client(None, None, timeouts=TIMEOUTS)
+        for koala in (patient, patient.clone_for_thread()):
+            with pytest.raises(GridError, match="is active"):
+                koala.submit({}, "key")
+        assert taken == []
+        assert set(rejected) == {f"POST /api/v1/jobs Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("form", ["{active},{dead}", "{dead},{active}"])
+def test_client_forgets_login_of_another_daemon_that_is_rejected(save_login: Callable[[str], None], form: str) -> None:
+    rejection = {"status": 401, "code": "unauthenticated", "detail": "the token is not valid", "hint": ""}
+    with serve_answers(rejection, 401) as (active, rejected):
+        save_login(dead := dead_url())
+        with pytest.raises(GridError, match="the token is not valid; run koala login"):
+            Client(form.format(active=active, dead=dead), None, timeouts=TIMEOUTS).get("/api/v1/jobs")
+        assert rejected == [f"GET /api/v1/jobs Bearer {TOKEN}"]
+        assert logins.list_valid() == []
 
 
 def test_client_with_dead_first_address_uses_second() -> None:

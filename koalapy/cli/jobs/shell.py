@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.submission import JOB_OPTIONS, read_options
 from koalapy.cli.jobs.submit import submit_with_files
-from koalapy.cli.jobs.waiting import ProgressReporter, end_with, read_changes
+from koalapy.cli.jobs.waiting import EVENTS_RETRY_DELAY_S, ProgressReporter, end_with, read_changes
 from koalapy.cli.terminal.arguments import Argument, JobReferenceType, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.client.client import FINAL, Client
+from koalapy.client.client import FINAL, Absence, Client
 from koalapy.client.errors import Exit, GridError, printable
 from koalapy.client.http import Json
 from koalapy.client.submission import build_body
@@ -158,13 +158,19 @@ def _serve_terminal(client: Client, job: int, command: list[str], cluster: str |
 
 
 def _wait_until_running(client: Client, job: int) -> None:
-    """Wait until a job runs. Raise ``GridError`` if it ends before."""
-    for _, present in read_changes(client.stream_events(job, 0)):
-        if present["state"] == "running":
-            return
-        if present["state"] in FINAL:
-            raise GridError(f"job {job} {present['state']}: {present['reason']}", Exit.FAILED)
-    raise GridError(f"the daemon has ended while job {job} waited", Exit.UNREACHABLE, "try again")
+    """Wait until a job runs, also while the daemon is away. Raise ``GridError`` if it ends before."""
+    absence = Absence(client)
+    while True:
+        try:
+            for _, present in read_changes(client.stream_events(job, 0)):
+                absence.end()
+                if present["state"] == "running":
+                    return
+                if present["state"] in FINAL:
+                    raise GridError(f"job {job} {present['state']}: {present['reason']}", Exit.FAILED)
+        except GridError as error:
+            absence.tolerate(error)
+        client.timeouts.sleep(EVENTS_RETRY_DELAY_S)
 
 
 def _cancel(client: Client, job: int, reason: str) -> None:

@@ -536,9 +536,8 @@ class LoadedScript:
         """Return the script's options, overridden by those of the command line, and its own lines."""
         merged_request, merged_job = merge_request(self.options.request, request), merge_job(self.options.job, job)
         lines = {name: line for name, line in self.options.lines.items() if job.get(name) is None}
-        for kind in KINDS:
-            if kind in lines and getattr(request, kind) is None:
-                lines["request"] = lines[kind]
+        if all(value is None for value in vars(request).values()):
+            lines.update(("request", lines[kind]) for kind in KINDS if kind in lines)
         return merged_request, merged_job, lines
 
 

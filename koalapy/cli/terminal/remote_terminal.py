@@ -191,4 +191,7 @@ def write_all(file: int, data: bytes) -> None:
     """Write all bytes to a file. Raise ``OSError``."""
     sys.stdout.flush()
     while data:
-        data = data[os.write(file, data) :]
+        try:
+            data = data[os.write(file, data) :]
+        except BlockingIOError:  # another program has made the terminal non-blocking
+            select.select([], [file], [])

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import select
 import sys
 from collections.abc import Iterable
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -60,7 +61,11 @@ class ProgramOutput:
 class _Stream(FileIO):
     def write(self, data: Any) -> int:
         try:
-            return super().write(data)
+            while True:
+                try:
+                    return os.write(self.fileno(), data)
+                except BlockingIOError:  # another program has made the file non-blocking
+                    select.select([], [self], [])
         except OSError as error:
             raise OutputLost(error.errno, error.strerror) from error
 
