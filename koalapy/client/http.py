@@ -25,8 +25,8 @@ CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent in one call."""
 CONNECT_TIMEOUT = 20.0
 """Limit in seconds for opening a connection."""
-KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
-"""Seconds, and tries, after which the kernel ends a connection whose peer or network is gone."""
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds, and tries, after which a system that has these options ends a connection whose peer or network is gone."""
 RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Pauses in seconds between connection attempts while the daemon replaces its certificate."""
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -203,8 +203,9 @@ class Connection:
             opened.connect()
             # Some requests, such as uploads, have no time limit.
             opened.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in KEEPALIVE.items():
-                opened.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            for name, value in KEEPALIVE.items():
+                if option := getattr(socket, name, None):
+                    opened.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         except BaseException:
             opened.close()
             raise
