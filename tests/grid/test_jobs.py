@@ -19,7 +19,7 @@ def read_sizes(job: dict) -> dict[str, int]:  # type: ignore[type-arg]
 
 @pytest.mark.mpi
 def test_flexible_mpi_job_spans_all_clusters(grid: Grid) -> None:
-    command = ["--", "python", "-m", "koalapy.apps.poisson"]
+    command = ["--", "python", "-m", "koalapy.apps.poisson", "--grid", "64"]
     result = grid.run_koala("submit", "--flexible", "8", "--ppn", "1", "--wait", "--json", *command)
     assert result.returncode == 0, result.stderr
     job = json.loads(result.stdout)
