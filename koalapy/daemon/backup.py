@@ -139,7 +139,7 @@ def restore_backup(
         with _folder_for(data_dir) as incoming:
             _copy_folder(source / FILES, incoming, ())
             if summary.database == "sqlite":
-                _make_place(incoming, data_dir, database)
+                _prepare_database_folder(incoming, data_dir, database)
                 _copy_database(source / DATABASE, incoming / DATABASE)
             _raise_numbers(incoming, database, data_dir)
             _give_to_owner_of(data_dir, incoming)
@@ -316,10 +316,10 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-def _make_place(incoming: Path, data_dir: Path, database: Path | None) -> None:
-    """Make the folder of a database that is in the data directory, and remove its files as a daemon just wrote them.
+def _prepare_database_folder(incoming: Path, data_dir: Path, database: Path | None) -> None:
+    """Make the folder of a database in the data directory, without the database files that were copied with the others.
 
-    A write-ahead log among them would change the restored database.
+    A daemon wrote them meanwhile, and a write-ahead log among them would change the restored database.
     """
     root = data_dir.resolve()
     if database is not None and (folder := database.parent.resolve()).is_relative_to(root):
