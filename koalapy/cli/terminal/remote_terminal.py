@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from koalapy.cli.terminal.streams import write_some
 from koalapy.client.errors import Exit
 from koalapy.client.node_stream import NodeStream
 from koalapy.runner.streams import STREAM_PIECE, STREAM_WINDOW
@@ -191,7 +192,4 @@ def write_all(file: int, data: bytes) -> None:
     """Write all bytes to a file. Raise ``OSError``."""
     sys.stdout.flush()
     while data:
-        try:
-            data = data[os.write(file, data) :]
-        except BlockingIOError:  # another program has made the terminal non-blocking
-            select.select([], [file], [])
+        data = data[write_some(file, data) :]

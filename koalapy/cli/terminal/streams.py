@@ -58,14 +58,19 @@ class ProgramOutput:
             self._stream.flush()
 
 
+def write_some(file: int, data: Any) -> int:
+    """Write bytes to a file, return how many. Wait if another program has made it non-blocking. Raise ``OSError``."""
+    while True:
+        try:
+            return os.write(file, data)
+        except BlockingIOError:
+            select.select([], [file], [])
+
+
 class _Stream(FileIO):
     def write(self, data: Any) -> int:
         try:
-            while True:
-                try:
-                    return os.write(self.fileno(), data)
-                except BlockingIOError:  # another program has made the file non-blocking
-                    select.select([], [self], [])
+            return write_some(self.fileno(), data)
         except OSError as error:
             raise OutputLost(error.errno, error.strerror) from error
 
