@@ -306,7 +306,10 @@ class Streams:
         if terminal is None:
             return False
         self._loop.cancel_alarm(f"hangup-{pid}")
-        if not terminal.is_closed:
+        if terminal.is_closed:
+            # Not all shells hang up their background processes: bash may read the end of its input first.
+            self._processes.end_sessions({pid}, signal.SIGHUP)
+        else:
             terminal.child_ended(code)
         return True
 

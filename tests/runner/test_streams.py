@@ -159,7 +159,8 @@ def test_terminal_of_ended_shell_whose_output_fills_the_window_ends_with_the_nex
 
 
 @pytest.mark.processes
-def test_hangup_of_a_shell_ends_its_background_processes() -> None:
+@pytest.mark.parametrize("shell_command", [["/bin/bash", "--norc"], ["/bin/dash", "-i"]])
+def test_hangup_of_a_shell_ends_its_background_processes(shell_command: list[str]) -> None:
     """Also right after its prompt has appeared: two signals in a row would leave them running."""
     loop, processes = Loop(), Processes()
     received = bytearray()
@@ -171,7 +172,7 @@ def test_hangup_of_a_shell_ends_its_background_processes() -> None:
     environment = {"PATH": os.defpath, "PS1": ""}
     for name in map(str, range(30)):
         order = {"type": "stream_open", "stream": name, "kind": "terminal", "rows": 0, "columns": 0, "term": ""}
-        streams.receive({**order, "command": ["/bin/bash", "--norc"]}, environment)
+        streams.receive({**order, "command": shell_command}, environment)
         typed = base64.b64encode(b"sleep 600 & PS1=pro''mpt=$!.\n").decode()
         streams.receive({"type": "stream_data", "stream": name, "offset": 0, "data": typed, "is_last": False}, None)
         received.clear()
