@@ -7,6 +7,7 @@ import os
 import re
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -264,8 +265,9 @@ class _Reported:
 def read_record(folder: Path) -> Iterator[Run]:
     """Yield the programs that agents reported, by the daemon's record of events.
 
-    A killed daemon loses the last second of its record, so each daemon run is a separate source. Nothing is known of
-    what began before the end of its first part, if others were removed.
+    A killed daemon loses the last steps of its record, so each daemon run is a separate source, which knows nothing
+    beyond its last step: the file may have been written later. Nothing is known of what began before the end of its
+    first part, if others were removed.
     """
     files = [path.name for path in folder.glob("*.jsonl*") if path.suffix != ".incoming"]
     parts = {name.removesuffix(".gz"): folder / name for name in sorted(files)}
@@ -274,10 +276,9 @@ def read_record(folder: Path) -> Iterator[Run]:
     holding: dict[str, tuple[float, list[str]]] = {}
     for began, names in groupby(sorted(parts), key=lambda name: name.partition("-")[0]):
         paths = [parts[name] for name in names]
-        written_at = [_last_write(path) for path in paths]
         is_whole = paths[0].name.startswith(f"{began}-000001.")
-        since = int(began) / 1000 if is_whole else written_at[0]
-        source = replace(source, since=since, read_at=max(written_at))
+        since = int(began) / 1000 if is_whole else _last_write(paths[0])
+        source = replace(source, since=since, read_at=_last_step(paths) or since)
         for component in live.values():
             component.is_cut = True
         for step in chain.from_iterable(map(_read_steps, paths)):
@@ -299,6 +300,12 @@ def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
         for line in gzip.GzipFile(fileobj=file) if file.name.endswith(".gz") else file:
             if "at" in (step := json.loads(line.decode())):
                 yield step
+
+
+def _last_step(paths: list[Path]) -> float | None:
+    """Return the time of the last step in the files of a daemon run; None if there is no step."""
+    lasts = (deque(_read_steps(path), maxlen=1) for path in reversed(paths))
+    return next((last[0]["at"] for last in lasts if last), None)
 
 
 def _last_write(path: Path) -> float:

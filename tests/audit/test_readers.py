@@ -28,7 +28,7 @@ from koalapy.audit.readers import (
     read_spool,
     token_of,
 )
-from koalapy.audit.rules import find_violations
+from koalapy.audit.rules import audit_facts, find_violations
 from koalapy.model.array import IndexRange, TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import UsageError
@@ -226,7 +226,7 @@ def test_read_record_with_ended_program_yields_its_interval(tmp_path: Path, pack
     (run,) = read_record(tmp_path)
     assert (run.kind, run.job, run.attempt, run.part, run.cluster) == (RunKind.PROGRAM, 7, 2, "1", "south")
     assert (run.begin, run.end, run.exit_code, run.nodes, run.run_id) == (104.0, 107.0, 3, ("127.0.2.1",), "17")
-    assert (run.source.since, run.source.read_at) == (99.0, 1000.0)
+    assert (run.source.since, run.source.read_at) == (99.0, 109.0), "the file was written later"
 
 
 def test_read_record_while_daemon_compresses_and_removes_parts(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_read_record_while_daemon_compresses_and_removes_parts(tmp_path: Path) -
 
     programs = [run for run in change_parts(compress) if run.kind is RunKind.PROGRAM]
     assert [(run.end, run.source.since, run.source.read_at) for run in programs] == [
-        (108.0, 99.0, 300.0),
-        (109.0, 99.0, 300.0),
-        (152.0, 150.0, 400.0),
+        (108.0, 99.0, 109.0),
+        (109.0, 99.0, 109.0),
+        (152.0, 150.0, 152.0),
     ]
     with pytest.raises(UsageError, match=r"000002\.jsonl.* cannot be read") as error:
         change_parts(Path.unlink)
@@ -274,14 +274,28 @@ def test_read_record_over_two_daemon_runs_leaves_end_unknown(tmp_path: Path) -> 
     write_record(tmp_path, 150_000, [{"n": 1, "at": 151.0, "events": [["InventoryReceived", inventory]]}])
     run, _ = read_record(tmp_path)
     assert (run.begin, run.end, run.has_ended, run.exit_code) == (104.0, None, True, 3)
-    assert (run.source.since, run.source.read_at) == (150.0, 1000.0)
+    assert (run.source.since, run.source.read_at) == (150.0, 151.0)
 
 
 def test_read_record_without_its_first_part_knows_nothing_of_before(tmp_path: Path) -> None:
     write_record(tmp_path, 99_000, STEPS, part=2, until=105.0)
     write_record(tmp_path, 99_000, [reported(108.0, ENDED)], part=3)
     run, _ = read_record(tmp_path)
-    assert (run.end, run.source.since, run.source.read_at) == (108.0, 105.0, 1000.0)
+    assert (run.end, run.source.since, run.source.read_at) == (108.0, 105.0, 108.0)
+
+
+def test_program_whose_end_a_killed_daemon_did_not_record_is_a_gap(tmp_path: Path) -> None:
+    """The daemon may be killed after a write that began before the end of the other component was reported."""
+    other = ENDED | {"token": TOKEN.replace(".1.", ".0."), "program_exit": 0}
+    write_record(tmp_path, 99_000, [*STEPS, reported(107.0, ENDED | {"program_exit": 0})], until=109.0)
+    write_record(tmp_path, 150_000, [reported(151.0, other)])
+    database = Source("database")
+    record = JobRecord(database, 7, "succeeded", 2, 0, submitted_at=99.0, ended_at=107.0, placed_line=1, ended_line=2)
+    claims = [
+        Run(database, RunKind.CLAIM, 7, 2, part, "south", 101.0, end) for part, end in (("0", 108.0), ("1", 107.0))
+    ]
+    report = audit_facts([record, *claims, *read_record(tmp_path)])
+    assert (report.findings, next(iter(report.missing))[0]) == ([], "gang-whole")
 
 
 def test_read_record_with_start_in_a_later_daemon_run_yields_both(tmp_path: Path) -> None:
