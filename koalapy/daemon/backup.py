@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from koalapy import __version__
 from koalapy.config.settings import load_settings
 from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
+from koalapy.runner.folders import replace_file, sync_folder
 from koalapy.store.database import current_holder
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import COMMIT_FILE, LOSS_FILE, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_numbers
@@ -29,17 +30,16 @@ CHECKSUMS = "SHA256SUMS"
 DISPLACED = "before-restore-"
 """Prefix of the folder in which a restore keeps the data that it replaced."""
 INCOMING = ".restore-"
-NOT_COPIED = (
-    *("clusters", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
-    *(COMMIT_FILE, LOSS_FILE),
-)
+UNFINISHED = ".restore-unfinished"
+"""A file in the data directory while a restore replaces its entries."""
+DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")
+"""Endings of the names of the files of a SQLite database, itself last."""
+NOT_COPIED = ("clusters", *(f"{DATABASE}{suffix}" for suffix in DATABASE_SUFFIXES), COMMIT_FILE, LOSS_FILE)
 """Entries of a data directory that are not copied as files.
 
 Folders of agents hold only the state of running jobs, and the database is copied separately. A restored database lacks
 the changes since its backup.
 """
-DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")
-"""Endings of the names of the files of a SQLite database, itself last."""
 CHUNK_SIZE = 1024 * 1024
 
 
@@ -87,7 +87,7 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
     _make_empty_folder(target)
     try:
         size = _copy_database(database, target / DATABASE) if database is not None and not files_only else 0
-        files, files_size = _copy_folder(data_dir, target / FILES, NOT_COPIED)
+        files, files_size = _copy_folder(data_dir, target / FILES, NOT_COPIED, follow_links=True)
         if config is not None:
             _copy_file(config, target / CONFIGURATION)
         kind, config_path = "sqlite" if size else "elsewhere", "" if config is None else str(config)
@@ -110,9 +110,10 @@ def restore_backup(
 ) -> tuple[BackupSummary, Path | None]:
     """Restore a backup into a data directory; return its summary and the folder of the replaced data, None if none.
 
-    Without `replace`, the data directory must be empty. Raise ``ConflictError`` if it is not or a daemon uses it,
-    ``UsageError`` if the backup is of SQLite but the configuration names PostgreSQL, ``NotFoundError`` if the backup is
-    incomplete, and ``StoreUnavailable`` if a file cannot be read or written, or differs from its checksum.
+    Without `replace`, the data directory must be empty. A backup without a database leaves the present one. Raise
+    ``ConflictError`` if the directory is not empty or a daemon uses it, ``UsageError`` if the backup is of SQLite but
+    the configuration names PostgreSQL, ``NotFoundError`` if the backup is incomplete, and ``StoreUnavailable`` if a
+    file cannot be read or written, or differs from its checksum.
     """
     summary = _read_manifest(source)
     _verify_checksums(source, summary)
@@ -126,7 +127,8 @@ def restore_backup(
         )
     _check_no_daemon(url, database)
     entries = os.listdir(data_dir) if data_dir.is_dir() else []
-    present = sorted(name for name in entries if name != "clusters" and not name.startswith((DISPLACED, INCOMING)))
+    kept = {"clusters"} if summary.database == "sqlite" else _list_database_entries(database, data_dir)
+    present = sorted(name for name in entries if name not in kept and not name.startswith((DISPLACED, INCOMING)))
     is_file_elsewhere = database is not None and database.parent != data_dir and database.exists()
     if (present or is_file_elsewhere) and not replace:
         raise ConflictError(
@@ -137,7 +139,7 @@ def restore_backup(
         )
     try:
         with _folder_for(data_dir) as incoming:
-            _copy_folder(source / FILES, incoming, ())
+            _copy_folder(source / FILES, incoming, kept)
             if summary.database == "sqlite":
                 _prepare_database_folder(incoming, data_dir, database)
                 _copy_database(source / DATABASE, incoming / DATABASE)
@@ -198,10 +200,12 @@ def _connect_database(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=30.0)
 
 
-def _copy_folder(source: Path, target: Path, excluded: tuple[str, ...]) -> tuple[int, int]:
+def _copy_folder(
+    source: Path, target: Path, excluded: Collection[str], *, follow_links: bool = False
+) -> tuple[int, int]:
     """Copy regular files and folders, but no links; return the numbers of files and bytes.
 
-    Skip entries that are removed during the copy.
+    Skip entries that are removed during the copy. ``follow_links``: copy the content of linked folders.
     """
     target.mkdir(mode=0o700, exist_ok=True)
     files = size = 0
@@ -212,7 +216,7 @@ def _copy_folder(source: Path, target: Path, excluded: tuple[str, ...]) -> tuple
     for entry in entries:
         if entry.name in excluded or entry.name.startswith((DISPLACED, INCOMING)):
             continue
-        if entry.is_dir(follow_symlinks=False):
+        if entry.is_dir(follow_symlinks=follow_links):
             nested = _copy_folder(Path(entry.path), target / entry.name, ())
             files, size = files + nested[0], size + nested[1]
         elif entry.is_file(follow_symlinks=False):
@@ -280,6 +284,26 @@ def _read_manifest(source: Path) -> BackupSummary:
         ) from error
 
 
+def _list_database_entries(database: Path | None, data_dir: Path) -> set[str]:
+    """Return the entries of a data directory that stay with its database; some may not exist."""
+    entries, root = {"clusters", COMMIT_FILE, LOSS_FILE}, data_dir.resolve()
+    if database is not None and (place := database.parent.resolve() / database.name).is_relative_to(root):
+        first, *below = place.relative_to(root).parts
+        entries.update([first] if below else (f"{first}{suffix}" for suffix in DATABASE_SUFFIXES))
+    return entries
+
+
+def check_restored(data_dir: Path) -> None:
+    """Raise ``UsageError`` if a restore into a data directory was killed while it replaced the content."""
+    if (data_dir / UNFINISHED).exists():
+        raise UsageError(
+            f"koala restore was interrupted while it replaced the data in {data_dir}",
+            field="--data-dir",
+            value=str(data_dir),
+            hint=f"repeat koala restore with --replace; what it replaces is in {data_dir}/{DISPLACED}*",
+        )
+
+
 def _check_no_daemon(url: str | None, database: Path | None) -> None:
     """Raise ``ConflictError`` if a running daemon uses the database at ``url``, or else the file ``database``.
 
@@ -306,14 +330,15 @@ def _check_no_daemon(url: str | None, database: Path | None) -> None:
 
 @contextmanager
 def _folder_for(data_dir: Path) -> Iterator[Path]:
-    """Yield a new folder in the data directory for the restored data, and remove it at the end."""
+    """Yield a new folder in the data directory for the restored data, and remove it and those of killed restores."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     incoming = data_dir / f"{INCOMING}{secrets.token_hex(4)}"
     incoming.mkdir(mode=0o700)
     try:
         yield incoming
     finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+        for folder in data_dir.glob(f"{INCOMING}*/"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prepare_database_folder(incoming: Path, data_dir: Path, database: Path | None) -> None:
@@ -385,13 +410,27 @@ def _swap_data(incoming: Path, data_dir: Path, present: list[str], database: Pat
         if present:
             displaced.mkdir(mode=0o700)
             _give_to_owner_of(data_dir, displaced)
-        _rename_all(renames)
+        with _marked_unfinished(data_dir):
+            _rename_all(renames)
     except BaseException:
         with suppress(OSError):
             copy.unlink(missing_ok=True)
             displaced.rmdir()
         raise
     return displaced if present else None
+
+
+@contextmanager
+def _marked_unfinished(data_dir: Path) -> Iterator[None]:
+    """Mark a data directory while its entries are replaced, so that no daemon uses it if this process is killed."""
+    mark = data_dir / UNFINISHED
+    replace_file(mark, b"")
+    _give_to_owner_of(data_dir, mark)
+    try:
+        yield
+    finally:
+        sync_folder(data_dir)
+        mark.unlink()
 
 
 def _rename_all(renames: Sequence[tuple[Path, Path]]) -> None:

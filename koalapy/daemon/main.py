@@ -21,6 +21,7 @@ from koalapy.config.settings import Settings, load_settings
 from koalapy.daemon.access import own_access
 from koalapy.daemon.agents.embedded import EmbeddedAgents, build_embedded_agents
 from koalapy.daemon.agents.hub import Hub
+from koalapy.daemon.backup import check_restored
 from koalapy.daemon.core import Core, check_settings
 from koalapy.daemon.engine.database import Threads, query
 from koalapy.daemon.engine.duties import Duties, Duty
@@ -76,7 +77,9 @@ def serve(
             existed = data_dir.exists()
             make_durable_folder(data_dir)
             is_new = not existed
-        return make_private_directory(data_dir, CONTENTS, "--data-dir")
+        directory = make_private_directory(data_dir, CONTENTS, "--data-dir")
+        check_restored(directory)
+        return directory
 
     def collect_and_announce(url: str, *active: str) -> None:
         """Announce the URL when the daemon is ready or stands by, after a last collection of garbage."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.backup import make_backup, restore_backup
+from koalapy.daemon.backup import check_restored, make_backup, restore_backup
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.job_numbers import BLOCK, recorded_numbers
 from koalapy.store.opening import open_stores
@@ -231,6 +231,74 @@ def test_failed_restore_with_replace_moves_data_back(
     assert not list(tmp_path.glob("*/*restore-*"))
     assert (data_dir / "token").read_text() == "another"
     assert read_lease(database)[0] == 40
+
+
+def restore_and_die(source: Path, data_dir: Path, renames: int) -> None:
+    """Restore, and end this process at once after some renames, or at the end."""
+    rename, left = Path.rename, iter(range(renames))
+
+    def rename_or_die(source: Path, target: Path) -> Path:
+        return rename(source, target) if next(left, None) is not None else os._exit(9)
+
+    Path.rename = rename_or_die  # type: ignore[assignment,method-assign]
+    restore_backup(source, data_dir, None, replace=True)
+    os._exit(0)
+
+
+@pytest.mark.processes
+def test_killed_restore_keeps_daemons_away_until_it_is_repeated(data_dir: Path, tmp_path: Path) -> None:
+    """It is killed before each of its renames and after the last one."""
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    (data_dir / "token").write_text("another")
+    template, outcomes = tmp_path / "template", list[int]()
+    data_dir.rename(template)
+    for count in range(20):
+        shutil.rmtree(data_dir, ignore_errors=True)
+        shutil.copytree(template, data_dir, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
+        child = os.fork()
+        if not child:
+            restore_and_die(tmp_path / "backup", data_dir, count)
+        _, status = os.waitpid(child, 0)
+        outcomes.append(os.waitstatus_to_exitcode(status))
+        if not outcomes[-1]:
+            break
+        with pytest.raises(UsageError, match="was interrupted") as error:
+            check_restored(data_dir)
+        assert "--replace" in error.value.hint
+        restore_backup(tmp_path / "backup", data_dir, None, replace=True)
+        check_restored(data_dir)
+        assert (data_dir / "token").read_text() == "content of token"
+        assert read_lease(data_dir / "koala.db")[1:] == (1, 0.0)
+        assert [path.read_text() for path in data_dir.glob("before-restore-*/token")].count("another") == 1
+        assert not list(data_dir.glob(".restore-*"))
+    assert len(outcomes) > 8
+    assert outcomes == [9] * (len(outcomes) - 1) + [0]
+    check_restored(data_dir)
+
+
+@pytest.mark.parametrize("name", ["koala.db", "jobs.db", "db/koala.db"])
+def test_restore_of_files_only_leaves_the_present_database(data_dir: Path, tmp_path: Path, name: str) -> None:
+    config, database = tmp_path / "koala.yaml", data_dir / name
+    database.parent.mkdir(exist_ok=True)
+    (data_dir / "koala.db").rename(database)
+    config.write_text(f"database: sqlite:///{database}\n")
+    make_backup(tmp_path / "backup", data_dir, config, files_only=True)
+    execute_sql(database, "UPDATE lease SET last_job = 40")
+    (data_dir / "token").write_text("another")
+    _, displaced = restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert displaced is not None
+    assert read_lease(database)[0] == 40
+    assert (data_dir / "token").read_text() == "content of token"
+    assert list_paths(displaced) == ["link", "output/7/1.1.0@0", "results/1.tar", "token"]
+
+
+def test_backup_has_the_content_of_linked_folders(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "output").rename(tmp_path / "large-disk")
+    (data_dir / "output").symlink_to(tmp_path / "large-disk")
+    (data_dir / "results" / "loop").symlink_to(data_dir)
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    restore_backup(tmp_path / "backup", tmp_path / "other", None, replace=False)
+    assert list_paths(tmp_path / "other") == ["koala.db", "output/7/1.1.0@0", "results/1.tar", "token"]
 
 
 def test_backup_of_external_database_is_restored_in_place(data_dir: Path, tmp_path: Path) -> None:
