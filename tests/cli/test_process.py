@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.client.client import Client
+from koalapy.daemon.backup import UNFINISHED
 from koalapy.system.local_token import Registration
 from tests.cli.conftest import TOKEN, Server
 
@@ -223,6 +224,15 @@ def test_serve_with_invalid_host_is_rejected(tmp_path: Path) -> None:
     hint = "give an address of this machine, such as 127.0.0.1"
     assert result.stderr == f"koala: --host is '\\udcff', which is not a host name; {hint}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_serve_after_killed_restore_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / UNFINISHED).touch()
+    tmp_path.chmod(0o700)
+    result = run_koala("", "serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"koala: koala restore was interrupted while it replaced the data in {tmp_path}; ")
+    assert [path.name for path in tmp_path.iterdir()] == [UNFINISHED]
 
 
 INTERRUPTED_IMPORT = """
