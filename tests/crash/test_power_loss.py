@@ -75,6 +75,18 @@ def test_loss_of_power_forgets_nothing_that_was_told(recording: Recording, numbe
     assert cut_power(recording, cut, keep=True) == []
 
 
+def test_folder_of_a_stage_is_gone_for_good_before_its_journal(recording: Recording, tmp_path: Path) -> None:
+    disk, removed = Disk(recording.folder / "data"), []
+    for change in recording.changes:
+        if change.kind == "U" and (found := re.search(r"/(clusters/\w+/stages)/\.([^/]+)/journal$", change.path)):
+            place = tmp_path / str(len(removed))
+            disk.write_to(place, lambda _path: Loss.STRICT, Random(0))
+            removed.append([path.name for path in (place / found[1]).glob(found[2])])
+        disk.apply(change)
+    assert removed
+    assert not any(removed)
+
+
 def test_unflushed_commits_lose_what_was_told(recording: Recording) -> None:
     """Without the flushes of the database before the second answer, the check finds the loss: it can fail."""
     told = [entry for entry in recording.acknowledged if entry.kind == "submitted"]

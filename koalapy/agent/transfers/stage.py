@@ -32,6 +32,7 @@ from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavail
 from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageFault, StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle
+from koalapy.runner.folders import sync_folder
 from koalapy.system.process import read_boot_id
 
 log = structlog.get_logger()
@@ -157,8 +158,14 @@ class StageRun:
                 log.warning(
                     "cannot remove a stage folder", action="folder-not-removed", token=self.token, reason=error.message
                 )
-        for path in (self.folder, self._work_folder):
-            await asyncio.to_thread(remove_tree, path)
+        await asyncio.to_thread(self._remove_folders)
+
+    def _remove_folders(self) -> None:
+        """Remove the folders. The one with the journal is last, also after a loss of power: only it tells the other."""
+        remove_tree(self.folder)
+        with contextlib.suppress(OSError):
+            sync_folder(self.folder.parent)
+        remove_tree(self._work_folder)
 
     @property
     def _has_account(self) -> bool:
