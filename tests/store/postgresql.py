@@ -160,7 +160,8 @@ class Pooler:
         self.start()
 
     def start(self) -> None:
-        command = [needs.PGBOUNCER_PATH, str(self.home / "pgbouncer.ini")]
+        # A shell without job control lets what it starts in the background ignore SIGQUIT.
+        command = ["env", "--default-signal=QUIT", needs.PGBOUNCER_PATH, str(self.home / "pgbouncer.ini")]
         self._process = _start_process(command, self._user, self.home, POOLER_READY)
 
     def stop(self) -> None:

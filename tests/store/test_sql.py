@@ -19,12 +19,13 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.protocol.frames import Plan, command_frames
 from koalapy.store import listing
-from koalapy.store.database import Database
+from koalapy.store.database import Database, current_holder
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import upgrade
 from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
 from tests.databases import migrate
+from tests.grid.grid import wait_until
 from tests.store.jobs import make_batch, make_job, make_running_job
 
 Open = Callable[[], JobStore]
@@ -55,6 +56,7 @@ def test_lease_of_dead_process_is_taken_at_once(store: JobStore, url: str) -> No
     with store.database.engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
     store.database.lease.close()  # the session in PostgreSQL has ended with its process
+    wait_until(lambda: not current_holder(store.database.engine, 1001.0), "PostgreSQL to release its lock")
     successor = JobStore(Database(make_engine(url), lambda: 1001.0))
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Pool, event, text
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
-from koalapy.store.database import LEASE_SECONDS, Claim, Database
+from koalapy.store.database import LEASE_SECONDS, Claim, Database, current_holder
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import open_stores, upgrade
 from koalapy.store.output import OutputStore
@@ -293,6 +293,7 @@ def test_lease_of_process_with_same_name_in_another_container_is_kept_while_lock
     with pytest.raises(ConflictError, match="another daemon"):
         Database(make_engine(postgresql_url), lambda: 1001.0)
     holder.lease.close()
+    wait_until(lambda: not current_holder(engine, 1001.0), "the server to release the lock")
     successor = Database(make_engine(postgresql_url), lambda: 1001.0)
     assert successor.lease.epoch == 2
     successor.close()
