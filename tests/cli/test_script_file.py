@@ -1,5 +1,6 @@
 """``koala submit`` of a script: its ``#KOALA`` lines, and the translation of those of other systems."""
 
+import getpass
 import json
 import socket
 from pathlib import Path
@@ -576,3 +577,14 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
 )
 def test_translated_script_with_defaults_and_own_variables_is_taken(koala: Koala, write_script: Any, line: str) -> None:
     read_job(koala, "--translate", write_script(f"{HEAD}#SBATCH -N 1\n{line}\n"))
+
+
+def test_user_pattern_of_account_without_name_is_rejected(
+    koala: Koala, write_script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", find_no_name)
+    ended = koala("submit", "--translate", write_script(f"{HEAD}#SBATCH -N 1 -o %u.out\ntrue\n"))
+    assert (ended.code, "this account has no name: set USER" in ended.err) == (Exit.USAGE, True), ended.err
