@@ -34,10 +34,12 @@ class AgentConnection:
         self._socket = socket
 
     async def frames(self) -> AsyncIterator[str]:
-        """Yield the texts that the agent sends, until the connection ends."""
+        """Yield the texts that the agent sends, until the connection ends. A binary frame is an empty text."""
         while True:
             try:
                 yield await self._socket.receive_text()
+            except KeyError:  # it has bytes: the hub rejects an empty text like any other invalid one
+                yield ""
             except (WebSocketDisconnect, RuntimeError):
                 return
 

@@ -29,7 +29,7 @@ from koalapy.api.job_views import (
     summary_for,
 )
 from koalapy.api.problems import describe_error, problem_responses
-from koalapy.api.routes import api_router, render_json_list
+from koalapy.api.routes import api_router, ignore_disconnect, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, no_job_error
 from koalapy.daemon.jobs.jobs import Jobs
@@ -419,6 +419,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
     @router.get(
         "/{job}/events",
         response_class=EventSourceResponse,
+        dependencies=[Depends(ignore_disconnect)],
         responses={200: {"description": "events `timeline` and `job`"}},
     )
     async def follow_job(
@@ -444,7 +445,12 @@ def changes_router(changes: Changes) -> APIRouter:
     """Return the route that streams an event whenever jobs or clusters change."""
     router = api_router("clusters", "/events")
 
-    @router.get("", response_class=EventSourceResponse, responses={200: {"description": "events `changed`"}})
+    @router.get(
+        "",
+        response_class=EventSourceResponse,
+        dependencies=[Depends(ignore_disconnect)],
+        responses={200: {"description": "events `changed`"}},
+    )
     async def follow_grid(last: LastVersion = "") -> AsyncIterator[ServerSentEvent]:
         """Stream an event `changed` when jobs or clusters change: at most once a second, at least every ten seconds.
 

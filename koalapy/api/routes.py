@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -79,3 +79,12 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         for task in (work_task, disconnect_task):
             task.cancel()
         await asyncio.gather(work_task, disconnect_task, return_exceptions=True)
+
+
+async def ignore_disconnect(request: Request) -> AsyncIterator[None]:
+    """Ignore errors of a stream of events whose client has disconnected: FastAPI fails to send it pending events."""
+    try:
+        yield
+    except ExceptionGroup:
+        if not await request.is_disconnected():
+            raise

@@ -136,14 +136,13 @@ async def _attend_job(socket: WebSocket, streams: Streams, jobs: Jobs, job: JobI
         if stream is None:
             await _end(socket, None, f"job {job} has ended")
             return
-        try:
-            await _serve_stream(socket, stream, first_frame)
-        finally:
-            streams.close_stream(stream)
+        await _serve_stream(socket, stream, first_frame)
     finally:
         first_frame.cancel()
         opening.cancel()
-        await asyncio.gather(first_frame, opening, return_exceptions=True)
+        _, opened = await asyncio.gather(first_frame, opening, return_exceptions=True)
+        if isinstance(opened, Stream):
+            streams.close_stream(opened)
 
 
 async def _open_when_running(streams: Streams, jobs: Jobs, job: JobId, caller: Identity) -> Stream | None:

@@ -1,6 +1,7 @@
 """The ``koala`` command."""
 
 import errno
+import os
 import sys
 
 from koalapy import __version__
@@ -102,6 +103,13 @@ def _run_command(timeouts: ClientTimeouts) -> int:
         except OutputLost:  # only the exit code can report the error
             give_up_standard_streams()
         return cli_error.code
+    except FileNotFoundError:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            print("koala: the current folder was deleted; change to another with cd", file=sys.stderr)
+            return Exit.USAGE
+        raise
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A workload: jobs with arrival times, and its file format."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -10,6 +9,8 @@ from koalapy.model.errors import UsageError
 
 Json = dict[str, Any]
 VERSION = 1
+MAX_SECONDS = 1e12
+"""Latest arrival in a file."""
 HINT = "make one with koala workload generate"
 
 
@@ -95,12 +96,8 @@ def _parse_arrival(value: object, location: str) -> Arrival:
     if not isinstance(value, dict):
         _reject_value(location, "it", value, "write an object with at and job")
     arrives_at, job, application = value.get("at"), value.get("job"), value.get("application", "")
-    if (
-        isinstance(arrives_at, bool)
-        or not isinstance(arrives_at, int | float)
-        or not (math.isfinite(arrives_at) and arrives_at >= 0)
-    ):
-        _reject_value(location, "at", arrives_at, "give seconds from the beginning, 0 or more")
+    if isinstance(arrives_at, bool) or not isinstance(arrives_at, int | float) or not 0 <= arrives_at <= MAX_SECONDS:
+        _reject_value(location, "at", arrives_at, f"give seconds from the beginning, from 0 to {MAX_SECONDS:g}")
     if not isinstance(application, str):
         _reject_value(location, "application", application, "write a text")
     request = job.get("request") if isinstance(job, dict) else None
@@ -108,7 +105,7 @@ def _parse_arrival(value: object, location: str) -> Arrival:
         _reject_value(location, "job", job, "write a submission as POST /jobs takes it, with its request")
     try:
         nodes_of(job)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         _reject_value(location, "job.request", request, "give a type, and components with sizes or a total_size")
     return Arrival(float(arrives_at), application or str(job.get("name") or "job"), job)
 

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as ws_serve
@@ -238,3 +240,21 @@ async def test_agent_closes_connection_on_frame_too_large(monkeypatch: pytest.Mo
             assert await close_code == "1009"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_binary_frame_of_agent_is_an_empty_text() -> None:
+    messages: list[Any] = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "bytes": b"[]"},
+        {"type": "websocket.disconnect", "code": 1000},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(_: object) -> None:
+        pass
+
+    socket = WebSocket({"type": "websocket"}, receive, send)
+    await socket.accept()
+    assert [frame async for frame in AgentConnection(socket).frames()] == [""]

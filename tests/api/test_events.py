@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
+from itertools import count
 from typing import Any
 
 import httpx2
@@ -109,3 +110,35 @@ async def test_job_events_end_on_database_failure_or_deleted_job(
     monkeypatch.setattr(jobs, "follow_job", failing)
     answer = await api.get("/api/v1/jobs/1/events")
     assert [kind for _, kind, _ in parse_events(answer.text)] == ["job"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/jobs/1/events"])
+async def test_client_that_leaves_with_events_pending_ends_stream_without_error(
+    open_api: Open, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    api, changes, has_pending_events = await open_api(), Changes(), asyncio.Event()
+    await api.post("/api/v1/jobs", json=body)
+    app = app_of(api)
+    app.include_router(changes_router(changes))
+    change = JobChange(await app.state.jobs.get(1), ())
+
+    async def follow(*_: object) -> AsyncIterator[Any]:
+        for number in count():
+            if number == 4:  # one is being sent, three wait
+                has_pending_events.set()
+            yield change if "jobs" in path else frozenset()
+
+    async def disconnect() -> dict[str, Any]:
+        await has_pending_events.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(changes, "follow_changes", follow)
+    monkeypatch.setattr(app.state.jobs, "follow_job", follow)
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"host", b"127.0.0.1"), (b"last-event-id", b"1")]
+    request = {"type": "http", "method": "GET", "scheme": "http", "headers": headers, "query_string": b""}
+    async with asyncio.timeout(60):
+        await app({**request, "path": path, "raw_path": path.encode()}, disconnect, send)

@@ -1,6 +1,7 @@
 """The route that changes a waiting job in its place, and the bodies of offered changes."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -8,14 +9,15 @@ from hypothesis import strategies as st
 
 from koalapy.api.job_changes import JobPatch, change_between
 from koalapy.model.cluster import LinkUse
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import UserLimits
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.policies.registry import DEFAULTS
-from tests.api.test_access import Api, open_access_api
+from tests.api.test_access import MINIMAL_SPEC, Api, open_access_api
 from tests.api.test_access import api as api
 from tests.api.test_limits import make_limits
-from tests.serving import Open
+from tests.serving import Open, app_of
 
 Json = dict[str, Any]
 JOB = "/api/v1/jobs/1"
@@ -73,6 +75,18 @@ async def test_change_of_ended_job_returns_409(open_api: Open, body: Json) -> No
     answer = await http.patch(JOB, json={"priority": "high"})
     assert (answer.status_code, answer.json()["detail"]) == (409, "job 1 is already cancelled")
     assert (await http.patch("/api/v1/jobs/7", json={})).status_code == 404
+
+
+async def test_change_of_job_of_daemon_returns_409(open_api: Open) -> None:
+    http = await open_api()
+    spec, director = replace(MINIMAL_SPEC, internal=True), Identity("director", Role.ADMIN, "test token")
+    await app_of(http).state.jobs.submit(spec, director)
+    order = {"jobs": [1], "priority": "high", "reason": "a deadline"}
+    (result,) = (await http.post("/api/v1/jobs/priority", json=order)).json()["jobs"]
+    change = await http.patch(JOB, json={"priority": "high", "reason": "a deadline"})
+    assert (result["problem"]["status"], change.status_code) == (409, 409)
+    assert result["problem"]["detail"] == change.json()["detail"]
+    assert (await http.get(JOB)).json()["priority"] == "low"
 
 
 async def test_change_of_array_changes_its_waiting_tasks(open_api: Open, body: Json) -> None:

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from koalapy.api import terminals
 from koalapy.api.app import create_app
 from koalapy.api.terminals import terminals_router
 from koalapy.daemon.auth.identities import Identities
@@ -199,4 +200,26 @@ def test_stream_with_invalid_frame_ends_with_a_reason(daemon: Daemon, client: Te
 def test_closed_client_ends_its_stream(daemon: Daemon, client: TestClient) -> None:
     with connect(client, TERMINAL) as socket:
         socket.receive_json()
+    assert isinstance(daemon.grid.sent[-1], wire.StreamEnd)
+
+
+async def test_stream_that_opens_while_client_leaves_is_closed(daemon: Daemon) -> None:
+    streams, leaving = daemon.grid.streams, asyncio.get_running_loop().create_future()
+    open_stream = streams.open_stream
+
+    async def open_and_leave(*arguments: Any) -> Any:
+        stream = await open_stream(*arguments)
+        leaving.set_result({"type": "websocket.disconnect"})
+        return stream
+
+    async def receive() -> Any:
+        return await leaving
+
+    async def send(_: str) -> None:
+        raise RuntimeError("the client has disconnected")
+
+    socket: Any = SimpleNamespace(receive=receive, send_text=send, close=send)
+    attended: Any = SimpleNamespace(open_stream=open_and_leave, close_stream=streams.close_stream)
+    await terminals._attend_job(socket, attended, cast(Jobs, FakeJobs(INTERACTIVE)), 7, ADA)
+    assert streams._streams == {}
     assert isinstance(daemon.grid.sent[-1], wire.StreamEnd)

@@ -283,6 +283,17 @@ def test_logs_of_missing_component_is_rejected(koala: Koala, follow: tuple[str, 
     assert koala("logs", "1", "--component", "9", *follow).code == 3
 
 
+def test_submit_with_relative_chdir_in_deleted_directory_is_rejected(
+    koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    ended = koala(*FLEXIBLE, "--chdir", "sub", "x")
+    assert (ended.code, ended.err) == (2, "koala: the current folder was deleted; change to another with cd\n")
+
+
 def test_submit_with_relative_chdir_runs_below_current_directory(koala: Koala) -> None:
     def workdir(folder: str) -> str:
         return str(json.loads(koala(*FLEXIBLE, "--json", "--chdir", folder, "x").out)["workdir"])

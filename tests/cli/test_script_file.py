@@ -1,5 +1,6 @@
 """``koala submit`` of a script: its ``#KOALA`` lines, and the translation of those of other systems."""
 
+import getpass
 import json
 import socket
 from pathlib import Path
@@ -531,6 +532,8 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
             "sbatch does not know the job's other clusters: use koala where you submit",
         ),
         ("#SBATCH", "x=$(squeue -h)", "squeue does not know"),
+        ("#SBATCH", "if true; then (squeue -h); fi", "squeue does not know"),
+        ("#SBATCH", 'echo "$( squeue -h)"', "squeue does not know"),
         ("#SBATCH", "if true; then sbcast a /tmp/a; fi", "sbcast does not know the job's other clusters: use --stage"),
         ("#$", "qsub next.sh", "qsub does not know"),
         ("#SBATCH", "srun -n 1 -l --multi-prog file", "srun has no --multi-prog in a translated script"),
@@ -567,9 +570,21 @@ def test_translated_script_that_needs_what_it_does_not_get_is_rejected(
         "srun -n1 -N 1 --mpi=pmi2 -l x --multi-prog; srun --pty -n 1 sh; srun -m cyclic -i 0 x <y",
         "srun --export ALL,A=1 x; srun --export='ALL' x",
         "# sbatch $SLURM_JOB_PARTITION",
+        """echo "(sbatch x)"; echo see '(sbatch x)'; echo "next (sbatch x)" """,
         "RUN=$(which mpirun); which /usr/bin/mpirun; ls /opt/mpi/bin/mpirun; A=1 mpirun ./x; timeout 5 srun -n 1 ./x",
         "echo $NSLOTS $QUEUE",
     ],
 )
 def test_translated_script_with_defaults_and_own_variables_is_taken(koala: Koala, write_script: Any, line: str) -> None:
     read_job(koala, "--translate", write_script(f"{HEAD}#SBATCH -N 1\n{line}\n"))
+
+
+def test_user_pattern_of_account_without_name_is_rejected(
+    koala: Koala, write_script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", find_no_name)
+    ended = koala("submit", "--translate", write_script(f"{HEAD}#SBATCH -N 1 -o %u.out\ntrue\n"))
+    assert (ended.code, "this account has no name: set USER" in ended.err) == (Exit.USAGE, True), ended.err

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from koalapy.cli.clusters.grid import GridState, format_top
+from koalapy.cli.terminal import screen
 from koalapy.cli.terminal.screen import ENTER, LEAVE, Feed, fit_lines
-from koalapy.client.client import JobListing
+from koalapy.client.client import Client, JobListing
 from koalapy.client.errors import Exit, GridError
 from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import TOKEN, Koala, Server
@@ -169,6 +172,27 @@ def test_watch_waits_for_unreachable_daemon_and_shows_age(koala: Koala, server: 
         pass
     piped.kill()
     piped.communicate(timeout=60)
+
+
+def test_change_that_cannot_be_shown_while_daemon_is_away_is_shown_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[tuple[object, str]] = []
+    feed = SimpleNamespace(latest="now", trouble=None, ended=None)
+
+    def open_feed(client: object, look: object, wake: Callable[[], None]) -> SimpleNamespace:
+        feed.wake = wake
+        return feed
+
+    def show(previous: object, now: str) -> None:
+        changes.append((previous, now))
+        feed.wake()
+        if len(changes) == 1:
+            raise GridError("no daemon answers", Exit.UNREACHABLE)
+        feed.ended = GridError("no access", Exit.NOT_ALLOWED)
+
+    monkeypatch.setattr(screen, "Feed", open_feed)
+    with pytest.raises(GridError, match="no access"):
+        screen.show_changes(cast(Client, None), lambda _: "", show)
+    assert changes == [(None, "now")] * 2
 
 
 @pytest.mark.processes

@@ -94,6 +94,12 @@ def test_generate_applies_every_option(koala: Koala, tmp_path: Path) -> None:
     assert all(0.5 <= float(job["command"][1]) <= 1 for job in jobs if job["command"][0] == "sleep")
 
 
+def test_generate_with_date_as_field_is_rejected(koala: Koala) -> None:
+    result = koala("workload", "generate", *GRID, "--field", "begin=2026-12-01")
+    assert (result.code, result.err.startswith("koala: --field is 'begin=2026-12-01', which JSON")) == (2, True)
+    assert """in quotes: --field 'begin="2026-12-01"'""" in result.err
+
+
 def test_generate_from_trace_omits_zero_run_times(koala: Koala, tmp_path: Path) -> None:
     trace = tmp_path / "t.swf.gz"
     row = "{} {} -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"

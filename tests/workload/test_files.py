@@ -125,6 +125,8 @@ def test_read_trace_of_unreadable_file_names_the_problem(tmp_path: Path, name: s
         ([HEAD, JOB % "-1"], "line 2: at is -1"),
         ([HEAD, JOB % "true"], "line 2: at is true"),
         ([HEAD, JOB % "NaN"], "line 2: at is NaN"),
+        ([HEAD, JOB % ("1" + "0" * 400)], "line 2: at is 1000"),
+        ([HEAD, '{"at": 1, "job": {"request": {"type": "flexible", "total_size": 1e999}}}'], "line 2: job.request is"),
         ([HEAD, JOB % "0", '{"at": 1}'], "line 3: job is null"),
         ([HEAD, '{"at": 1, "job": {"request": {}}}'], "line 2: job.request is"),
         ([HEAD, '{"at": 1, "application": 3, "job": {}}'], "line 2: application is 3"),

@@ -435,7 +435,11 @@ NAMES = {
     LSF: re.compile(r"\b(LSB_\w+|LS_SUBCWD)\b"),
 }
 """By system: its variables in a script of any language."""
-COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time|nohup|timeout\s+\S+)\s)\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
+COMMAND = (
+    r"(?:^|[;&|{`]|(?<![\"'\w])(?<!\w\s)\(|\b(?:then|do|else|exec|time|nohup|timeout\s+\S+)\s\s*\(?)"
+    r"\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
+)
+"""A command in a script. A parenthesis after a word or a quote begins no subshell."""
 FOREIGN_MPIRUN = re.compile(
     COMMAND % r"(?:(?:export\s+)?\w+=)?[^\s;&|=]*/(?:mpirun|mpiexec|srun)[\"']?|mpiexec\.hydra|mpirun_rsh|orterun|prun"
 )

@@ -235,7 +235,12 @@ def _translate_partition(value: str, use: str) -> Translation:
 
 def _translate_file(value: str, use: str) -> Translation:
     """Return a file for output. Patterns of Slurm have the same meaning in koalapy."""
-    value = re.sub("%[uJ]", lambda match: getpass.getuser() if match[0] == "%u" else "%j", value)
+    value = value.replace("%J", "%j")
+    if "%u" in value:
+        try:
+            value = value.replace("%u", getpass.getuser())
+        except (KeyError, OSError):
+            raise Unclear("this account has no name: set USER, or write a name in place of %u") from None
     if pattern := find_unknown_pattern(value):
         raise Unclear(f"koalapy does not replace {pattern} in {use}: use %j, %A, %a or %x")
     if value.endswith("/"):

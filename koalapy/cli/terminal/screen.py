@@ -293,8 +293,13 @@ def show_changes(client: "Client", look: "Callable[[Client], T]", show: Callable
         news.clear()
         latest, trouble = feed.latest, feed.trouble
         if latest != previous:
-            show(previous, latest)
-            previous = latest
+            try:
+                show(previous, latest)
+                previous = latest
+            except GridError as error:  # it is shown after the next response
+                if not error.may_recover:
+                    raise
+                trouble = error
         if feed.ended is not None:
             raise feed.ended
         if (trouble is not None) != is_away:

@@ -1,5 +1,6 @@
 """``koala workload generate``: build a recipe from options, and generate a file of jobs from it."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -91,15 +92,19 @@ def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
     for text in texts:
         name, value = _split_pair("--field", text, "claiming=incremental")
         try:
-            pairs.append((name, load_yaml(value)))
+            json.dumps(loaded := load_yaml(value), allow_nan=False)
         except DuplicateKey as error:
             raise GridError(f"--field is {text!r}: {error}", Exit.USAGE) from None
+        except TypeError as error:  # a date
+            hint = "write it as text, in quotes: --field 'begin=\"2026-12-01\"'"
+            raise GridError(f"--field is {text!r}, which JSON does not allow: {error}", Exit.USAGE, hint) from None
         except ValueError:
             raise GridError(
                 f"--field is {text!r}: its value is neither YAML nor JSON",
                 Exit.USAGE,
                 "write the value in YAML or JSON",
             ) from None
+        pairs.append((name, loaded))
     return tuple(pairs)
 
 

@@ -10,6 +10,7 @@ from koalapy.daemon.jobs.job_records import (
     ExpectedStates,
     JobRecord,
     already_ended_error,
+    find_waiting_job,
     no_job_error,
     wrong_state_error,
 )
@@ -100,8 +101,7 @@ class BulkActions:
         self._rules.check_priority(priority, caller, "leave it low")
 
         def make_event(job: Job) -> Event | None:
-            if not job.state.is_waiting:
-                raise wrong_state_error(job, "only jobs that wait can be given another priority")
+            find_waiting_job(self._queries, job)
             is_new = job.spec.priority is not priority
             return JobChanged(job.id, job.spec.with_fields(priority=priority), reason, caller.user) if is_new else None
 
