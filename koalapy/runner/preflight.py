@@ -76,6 +76,7 @@ class ProbeListener:
         try:
             peer, address = self._listener.accept()
         except OSError:
+            self._loop.pause(self._listener.fileno())
             return
         peer.setblocking(False)
         if len(self._peers) >= self._max_peers:
