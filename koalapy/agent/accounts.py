@@ -27,6 +27,7 @@ from typing import Any
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
+from koalapy.runner.processes import processor_ticks
 
 ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Names that are safe in a path and on a command line. Numbers are rejected elsewhere, since they may be uids."""
@@ -253,9 +254,13 @@ class AccountProcess(io.RawIOBase):
         account: str,
         stall_s: float,
         now: Callable[[], float] = time.monotonic,
+        is_closing: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``account``: its name, for messages; ``stall_s``: seconds without a byte until it is given up."""
-        self._account, self._stall_s, self._now = account, stall_s, now
+        """``account``: its name, for messages. ``stall_s``: seconds without a byte until it is given up.
+
+        A process that uses processor time is not given up, unless ``is_closing`` returns that the agent is stopping.
+        """
+        self._account, self._stall_s, self._now, self._is_closing = account, stall_s, now, is_closing
         self._waited, self._moved_bytes = 0.0, 0
         try:
             self._process = subprocess.Popen(
@@ -380,14 +385,16 @@ class AccountProcess(io.RawIOBase):
                 return data
 
     def _wait(self, descriptor: int, *, writing: bool) -> None:
-        """Wait until a pipe can be read or written. Raise ``SiteUnavailable`` if the process stalls."""
+        """Wait until a pipe is ready, or a while if the process works. Raise ``SiteUnavailable`` if it stalls."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
         if self._waited > MAX_STALLS * self._stall_s + self._moved_bytes / MIN_RATE:
             raise SiteUnavailable(f"the process of {self._account} is too slow: it made {self._waited:.0f} s of pauses")
         began = self._now()
-        if not poll.poll(self._stall_s * 1000):
-            raise self._stalled()
+        if not poll.poll(half := self._stall_s * 500):
+            ticks = processor_ticks(self._process.pid)
+            if not poll.poll(half) and (self._is_closing() or processor_ticks(self._process.pid) == ticks):
+                raise self._stalled()
         self._waited += self._now() - began
 
     def _stalled(self) -> SiteUnavailable:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 KEEPALIVE_IDLE_S = 60
+ACCEPT_PAUSE_S = 0.1
+"""Pause after a failed accept: its cause, often too many open files, may last, and so does the pending connection."""
 MAX_LAG = 1.0
 """Seconds: if a step of the loop takes longer than planned by more than this, the process was stopped."""
 RESET = struct.pack("ii", 1, 0)
@@ -65,7 +67,13 @@ class Loop:
         else:
             self._selector.register(file, events, callback)
 
+    def pause(self, file: int) -> None:
+        """Do not call the callback of a listener for ``ACCEPT_PAUSE_S``."""
+        key = self._selector.unregister(file)
+        self.set_alarm(f"resume-{file}", ACCEPT_PAUSE_S, lambda: self.watch(file, key.data, key.events))
+
     def forget(self, file: int) -> None:
+        self.cancel_alarm(f"resume-{file}")
         if file >= 0 and file in self._selector.get_map():  # negative: the socket is closed
             self._selector.unregister(file)
 

@@ -170,6 +170,8 @@ HOLD = 10.0
 
 If the job is stopped, nothing failed: a node was stopped before the others, since clusters receive a stop one after the
 other. For a failed node or rank the runner ends the job before this time has passed."""
+MAX_HELD = 1024 * 1024
+"""Bytes that are withheld after the begin of such a message, which may be the program's own. Then all is shown."""
 TRACEBACK = b"Traceback (most recent call last)"
 HINT_DELAY = 10.0
 """Seconds that ranks may continue after an exception before the user gets the hint."""
@@ -243,6 +245,9 @@ class OutputFilter:
         output, self._held = self._held + output, b""
         if self.is_giving_up:
             self._held = output
+            if len(output) > MAX_HELD:
+                self._runner.loop.cancel_alarm("held")
+                self._release_output()
             return b""
         self._runner.loop.cancel_alarm("held")
         crash = mpirun_line(mpirun, CRASH)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import islice, product
 
 from koalapy.runner.connections import LineConnection, LineTooLong, Loop, connect_side, describe_error, open_listener
+from koalapy.runner.containers import VERSION_TIMEOUT_S
 from koalapy.runner.networks import is_ipv4, own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
@@ -75,6 +76,7 @@ class ProbeListener:
         try:
             peer, address = self._listener.accept()
         except OSError:
+            self._loop.pause(self._listener.fileno())
             return
         peer.setblocking(False)
         if len(self._peers) >= self._max_peers:
@@ -375,9 +377,10 @@ class Preflight:
     ) -> None:
         """``on_success``: all nodes reach each other. ``on_move``: the nodes' addresses are about to change.
 
-        ``timeout``: seconds in which all nodes must have reported.
+        ``timeout``: seconds in which all nodes must have reported, besides those for the check of container images.
         """
-        self._timeout = timeout
+        has_images = any(context.get("container") for context in plan.contexts)
+        self._timeout = timeout + (VERSION_TIMEOUT_S if has_images else 0.0)
         self._runner, self._plan, self._on_success, self._on_move = runner, plan, on_success, on_move
         self._series, self._route = series, 0
         self._routes: list[tuple[list[str], list[str]]] = []
@@ -439,7 +442,8 @@ class Preflight:
     def _wait_for_nodes(self) -> None:
         """End the program with an error after the deadline; until then repeat the messages of this step."""
         if self._runner.loop.time() > self._deadline:
-            missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
+            reported = self._failures if len(self._ready) == len(self._plan.nodes) else self._ready
+            missing = next(i for i in range(len(self._plan.nodes)) if i not in reported)
             self._runner.conclude(
                 None, f"node {self._name_of(missing)} was not ready within {self._timeout:g} s", infrastructure=True
             )

@@ -250,8 +250,16 @@ def parent_of(pid: int) -> int:
     return _read_stat(pid, 1)
 
 
+def processor_ticks(root: int) -> int:
+    """Return the processor time that a process, all below it and their ended children have used, in clock ticks."""
+    return sum(_read_stat(pid, field) for pid in (root, *descendants(root)) for field in range(11, 15))
+
+
 def _read_stat(pid: int, field: int) -> int:
-    """Return a number of ``/proc/PID/stat``: 1 for the parent, 3 for the session; 0 when the process is gone."""
+    """Return a number of ``/proc/PID/stat``; 0 when the process is gone.
+
+    ``field``: 1 for the parent, 3 for the session, 11 to 14 for the processor time of it and its ended children.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[field])

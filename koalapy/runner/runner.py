@@ -52,6 +52,8 @@ WALLTIME_CODE = 128 + signal.SIGTERM
 """Exit code of a program that is ended at its walltime."""
 EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
+MAX_HOSTS = 128 * 1024 - len("KOALA_HOSTS=") - 1
+"""Maximum length of the addresses of all nodes: Linux passes no longer variable to a program."""
 MAX_PRINTED_RELAYS = 10
 """Invalid relays that are printed: they may come from another site, and the log is on this one's disk."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -165,7 +167,10 @@ class Runner:
                 return self.processes.start_guarded(argv, environment, output, guard, errors)
             return self.processes.start(argv, environment, output, stdin, errors)
         except OSError as error:
-            raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
+            hosts = environment.get("KOALA_HOSTS", "")
+            is_too_long = len(hosts) > MAX_HOSTS
+            hint = f": ask for fewer nodes, KOALA_HOSTS lists all {hosts.count(',') + 1}" if is_too_long else ""
+            raise Failure(f"cannot run {command[0]}: {error.strerror}{hint}", 126) from error
 
     def make_input(self, path: str = "") -> None:
         """Prepare the program's standard input, as a FIFO if a path is given. Raise ``OSError``."""

@@ -146,6 +146,7 @@ class Calls:
         try:
             connection, _ = self._listener.accept()
         except OSError:
+            self._loop.pause(self._listener.fileno())
             return
         connection.setblocking(False)
         call = Call(self._loop, connection, self)

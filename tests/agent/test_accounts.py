@@ -2,11 +2,12 @@
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -30,6 +31,7 @@ from koalapy.agent.main import _check_identity
 from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
+from koalapy.runner.processes import processor_ticks
 
 ALICE = Account("alice", 64_101, 64_101, (64_101, 64_200), "/home/alice", "/bin/sh")
 MAPPED = SiteSettings(identity="mapped")
@@ -191,6 +193,36 @@ def test_account_process_that_trickles_is_unavailable() -> None:
         content = process.open_content(1 << 30)
         with pytest.raises(SiteUnavailable, match=r"the process of alice is too slow: it made 72\d\d s of pauses"):
             content.read()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ticks", "is_closing", "error"),
+    [
+        (count(), False, "the process of alice is too slow: it made 6 s of pauses"),
+        (repeat(7), False, "the process of alice has sent nothing for 0.02 s"),
+        (count(), True, "the process of alice has sent nothing for 0.02 s"),
+    ],
+)
+def test_silent_account_process_stalls_unless_it_uses_processor_time(
+    monkeypatch: pytest.MonkeyPatch, ticks: Iterator[int], is_closing: bool, error: str
+) -> None:
+    """The removal of a very large folder and the search of one are silent. All pauses together have a limit."""
+    monkeypatch.setattr(module, "processor_ticks", lambda _: next(ticks))
+    times, script = count(0.0, 3.0), ["sleep", "1000"]
+    process = AccountProcess(
+        script, {"PATH": os.environ["PATH"]}, "alice", 0.02, lambda: next(times), lambda: is_closing
+    )
+    with process, pytest.raises(SiteUnavailable, match=error):
+        process.finish()
+
+
+@pytest.mark.processes
+def test_processor_ticks_include_children_that_have_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    with start_process(f"'{sys.executable}' -c '{burn}'; echo; exec sleep 1000") as process:
+        assert process.read_some(1)
+        assert processor_ticks(process._process.pid) > 20
 
 
 @pytest.mark.processes

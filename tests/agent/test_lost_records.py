@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -117,19 +118,27 @@ async def test_unrecorded_component_is_ended(daemon: FakeDaemon, site: Site, dam
     await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T] and daemon.report()["idle"] == 4)
 
 
-async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", ["", "alice"])
+async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path, user: str) -> None:
+    """Also by the next agent, if this one ends before the job does."""
     lrm = MemoryLrm()
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit_component(T)
         await daemon.wait_until(lambda: bool(lrm.jobs))
     shutil.rmtree(tmp_path / "test" / T)
+    lrm.jobs["1"] = replace(lrm.jobs["1"], user=user)
     daemon.messages.clear()
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
         status = await daemon.wait_for_state(T, "waiting")
         assert status["infrastructure"]
         assert not daemon.received("ack")
+    daemon.messages.clear()
+    lrm.cancelled.clear()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: len(lrm.cancelled) > 1)
+        assert daemon.status(T)["state"] == "waiting"
         lrm.end_job("1")
         lrm.changed.set()
         await daemon.wait_for_state(T, "ended")

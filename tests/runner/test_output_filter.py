@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.output_streams import ADVICE, HOLD, PAUSE, OutputFilter
+from koalapy.runner.output_streams import ADVICE, HOLD, MAX_HELD, PAUSE, OutputFilter
 
 RULE = "-" * 74 + "\n"
 TROUBLE = f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : n1\n\nThis is bad.\n{RULE}\0"
@@ -180,3 +180,12 @@ def test_output_filter_adds_advice_once(words: bytes, ends: bool) -> None:
     runner.wait()
     assert (runner.seen, outputs.take_withheld(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
     assert outputs.take_withheld(MPIRUN, stopped=False) == b""
+
+
+def test_output_filter_withholds_a_limited_number_of_bytes() -> None:
+    """The program itself may write such a line, and much after it, faster than in the time for which it is withheld."""
+    pieces = [TROUBLE.encode(), *[b"x" * 65535 + b"\n"] * 40]
+    runner, _ = filter_pieces(pieces)
+    assert len(runner.seen) >= sum(map(len, pieces)) - MAX_HELD
+    assert runner.wait() == 0
+    assert runner.seen == b"".join(pieces)

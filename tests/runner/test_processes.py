@@ -126,6 +126,13 @@ async def test_program_environment_has_job_but_no_secrets(agent: FakeAgent) -> N
     assert not [name for name in variables if "SECRET" in name]
 
 
+async def test_too_many_nodes_for_a_variable_are_named(agent: FakeAgent) -> None:
+    hosts = ",".join(["127.0.1.1"] * 14_000)
+    node, end = await run_to_result(agent, ["true"], environment={"KOALA_HOSTS": hosts})
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert b"cannot run true: Argument list too long: ask for fewer nodes, KOALA_HOSTS lists all 14000" in node.output
+
+
 async def test_missing_optional_workdir_falls_back_to_home(agent: FakeAgent) -> None:
     node, end = await run_to_result(agent, ["pwd"], workdir="/no/such/folder", workdir_optional=True)
     assert end["code"] == 0

@@ -101,6 +101,23 @@ def decide() -> Iterator[Callable[..., Decision]]:
         decision.runner.loop.close()
 
 
+@pytest.mark.parametrize(("image", "errors"), [("", ["node 127.0.9.2 was not ready within 30 s"]), ("/image", [])])
+def test_preflight_waits_for_a_node_that_checks_its_image(
+    decide: Callable[..., Decision], image: str, errors: list[str]
+) -> None:
+    """The check may take 60 s. The head node, which may have no ranks or a smaller image, was faster."""
+    decision, now = decide(), [0.0]
+    runner: Any = decision.runner
+    decision.preflight.close()
+    runner.loop.time = lambda: now[0]
+    decision.plan.contexts[1]["container"] = image
+    decision.preflight = Preflight(runner, decision.plan, 5, lambda: None, lambda: None)
+    decision.preflight.start()
+    for now[0] in range(3, 90, 3):
+        runner.loop.turn()
+    assert runner.errors[:1] == errors
+
+
 def test_failed_pair_that_may_be_relayed_is_relayed(decide: Callable[..., Decision]) -> None:
     decision = decide(("north", "south", "any"))
     decision.send_ready()

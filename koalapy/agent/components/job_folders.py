@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import koalapy
@@ -66,7 +67,7 @@ class JobFolders:
         """Set up. ``base`` is the folder of the accounts' folders, if jobs run as several accounts."""
         self._timeouts = timeouts
         self.run_as, self.base, self._python = run_as, base, python
-        self._threads = ThreadPoolExecutor(THREADS, "account")
+        self._threads, self._closing = ThreadPoolExecutor(THREADS, "account"), Event()
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._names_by_uid: dict[int, str] = {}
         self._owned: set[tuple[str, int]] = set()
@@ -214,6 +215,7 @@ class JobFolders:
         return frozenset(name for name in names if NAME.fullmatch(name))
 
     def close(self) -> None:
+        self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _put_files(self, user: str, folder: Path, add: Callable[[tarfile.TarFile], None]) -> None:
@@ -261,9 +263,8 @@ class JobFolders:
             program = (self._python, "-I", "-S", str(PROGRAM))
         argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
         command = self.run_as.build_command(account, argv)
-        return AccountProcess(
-            command, account_environment(account, inherited_environment()), account.name, self._timeouts.account_stall_s
-        )
+        environment, stall_s = account_environment(account, inherited_environment()), self._timeouts.account_stall_s
+        return AccountProcess(command, environment, account.name, stall_s, is_closing=self._closing.is_set)
 
 
 def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:

@@ -434,7 +434,7 @@ class Agent:
             component.user, component.lrm_job = job.user, job.id
             component.fail(RECORD_LOST)
             component.stop = RECORD_LOST
-            component.folder.note_entry(stop=RECORD_LOST)
+            component.folder.note_entry(submit={"user": job.user}, lrm=job.id, stop=RECORD_LOST)
             self._reporter.add_component(component)
             self._jobs.end_component(component)
 
@@ -565,7 +565,7 @@ class Agent:
         if component is None:
             component = self._new_component(message.token)
             component.user = self._reporter.stray_users.get(component.name, "")
-            component.folder.write_entry(stop=message.reason)
+            component.folder.write_entry(submit={"user": component.user}, stop=message.reason)
             component.stop = message.reason
             self._reporter.add_component(component)
             self._jobs.submit_component(component, unsure=True)

@@ -259,7 +259,7 @@ class AgentTimeouts:
     transfer_login_s: float = 30.0
     """Time that a puller has to connect and to present its ticket."""
     account_stall_s: float = 30.0
-    """Time without a byte after which a process that handles another account's files counts as stuck."""
+    """Time without a byte or work after which a process that handles another account's files counts as stuck."""
     sweep_interval_s: float = 60.0
     """Time between two searches for folders of killed runners."""
 

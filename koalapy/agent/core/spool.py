@@ -206,7 +206,7 @@ class JournalFolder:
     """Where the journal ended before a write that failed, and may have left a part of a line; None without one."""
 
     def write_entry(self, **entry: Any) -> None:
-        """Append to the journal. Raise ``OSError`` if not all of it could be written."""
+        """Append to the journal, in the event loop's thread. Raise ``OSError`` if not all of it could be written."""
         lines = self._unwritten + _line(entry)
         path = self.path / JOURNAL
         descriptor = open_regular(path, os.O_APPEND)

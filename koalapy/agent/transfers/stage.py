@@ -418,13 +418,16 @@ class StageRun:
 
         await self._download("inputs", self.token, path, note_progress, RESULTS, "job")
         try:
-            await self._run_in_thread(self._unpack_results, path)
+            await self._run_in_thread(self._remove_partial_results)
+            self._set_results("unpacking")
+            await self._run_in_thread(unpack_bundle, path, self.folder, self._given_up)
+            self._set_results("ready")
         except BadBundle as error:
             raise StageError(f"{RESULTS}: {error}", "source") from error
         await asyncio.to_thread(path.unlink)
 
-    def _unpack_results(self, path: Path) -> None:
-        """Unpack results into the stage folder, in place of what an interrupted agent has unpacked of them."""
+    def _remove_partial_results(self) -> None:
+        """Remove what an interrupted agent has unpacked of the results."""
         for name in self._order.result_names:
             target = self.folder / name
             if self._results == "unpacking":
@@ -432,10 +435,6 @@ class StageRun:
                 target.unlink(missing_ok=True)
             elif os.path.lexists(target):
                 raise StageError(f"{RESULTS}: the submitter's own files also contain {name!r}", "job")
-        self._set_results("unpacking")
-        unpack_bundle(path, self.folder, self._given_up)
-        if not self._given_up.is_set():
-            self._set_results("ready")
 
     def _set_results(self, state: Literal["unpacking", "ready"]) -> None:
         self._results = state

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -296,8 +296,15 @@ async def test_missing_bundle_fails_stage(north: FileSite) -> None:
 
 
 async def test_results_of_other_jobs_are_unpacked_beside_bundle_and_inputs(
-    north: FileSite, daemon_files: FakeDaemonFiles
+    north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writers, write = set[int](), JournalFolder.write_entry
+
+    def write_entry(folder: JournalFolder, **entry: Any) -> None:
+        writers.add(threading.get_ident())
+        write(folder, **entry)
+
+    monkeypatch.setattr(JournalFolder, "write_entry", write_entry)
     daemon_files.bundles[T] = make_archive(make_member("out", b"1"), make_member("res/a", b"2"))
     folder = north.start_stage(
         north.make_input(north.make_replica("data")),
@@ -309,6 +316,7 @@ async def test_results_of_other_jobs_are_unpacked_beside_bundle_and_inputs(
     assert (folder / "res" / "a").read_bytes() == b"2"
     assert status.staged == status.size == daemon_files.sent
     assert north.stages.input_names(INSTANCE, T) == {"input", "out", "res"}, "inputs are not results"
+    assert writers == {threading.get_ident()}, "two threads that write the journal may cut off each other's entry"
 
 
 async def test_results_that_do_not_exist_are_the_fault_of_the_job(north: FileSite) -> None:
