@@ -6,7 +6,7 @@ Also read lists of host names in Slurm's short form, such as ``n[1-3,07],m1``.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -303,6 +303,7 @@ MAX_HOSTS = 100_000
 _NAME = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]+\])+")
 _LIST = re.compile(rf"{_NAME.pattern}(?:,{_NAME.pattern})*")
 _PART = re.compile(r"\[([^\[\]]+)\]|([^\[\]]+)")
+_NUMBERED = re.compile(r"(.+?)([0-9]{0,9})", re.DOTALL)
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 Ranges = list[tuple[str, range]]
 """Ranges of numbers, each with its first number as written, which sets the width."""
@@ -318,6 +319,18 @@ def expand_host_list(text: str) -> list[str]:
 def count_hosts(text: str) -> int:
     """Return the number of names that a list denotes. Raise ``ValueError`` for other text."""
     return sum(prod(map(_count_texts, name)) for name in _parse_names(text))
+
+
+def compress_host_list(names: Iterable[str]) -> str:
+    """Return names as a list in which numbers at the ends of names are joined to ranges, as ``n[1-3],m1``."""
+    matches = (_NUMBERED.fullmatch(name) for name in names)
+    parts = sorted((match[1], len(match[2]), match[2]) for match in matches if match)
+    texts = []
+    for _, group in groupby(enumerate(parts), lambda item: (*item[1][:2], int(item[1][2] or 0) - item[0])):
+        run = [part for _, part in group]
+        prefix, _, first = run[0]
+        texts.append(f"{prefix}{first}" if len(run) == 1 else f"{prefix}[{first}-{run[-1][2]}]")
+    return ",".join(texts)
 
 
 def _parse_names(text: str) -> Iterator[list[str | Ranges]]:

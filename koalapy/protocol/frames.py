@@ -1,7 +1,7 @@
 """Encode messages as JSON frames of bounded size."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -24,17 +24,18 @@ MAX_BATCH_SIZE = 1024 * 1024
 several frames."""
 
 
-def encode_frames(
-    messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
-) -> Iterator[str]:
-    """Yield messages in frames of at most ``max_size`` characters; a larger message gets a separate frame."""
-    text = encode(messages)
-    if len(text) <= max_size or len(messages) == 1:
-        yield text
-    else:
-        half = len(messages) // 2
-        yield from encode_frames(messages[:half], encode, max_size)
-        yield from encode_frames(messages[half:], encode, max_size)
+def join_frames(texts: Iterable[str]) -> Iterator[str]:
+    """Yield encoded messages in frames of at most ``MAX_BATCH_SIZE``. A larger message gets a separate frame."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > MAX_BATCH_SIZE:
+            yield f"[{','.join(batch)}]"
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text) + 1
+    if batch:
+        yield f"[{','.join(batch)}]"
 
 
 def encode_frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
@@ -72,22 +73,11 @@ PLAN = "plan"
 
 
 def command_frames(messages: Iterable[dict[str, Any] | Message], *, joins_opens: bool = False) -> Iterator[str]:
-    """Yield the daemon's messages in frames of at most ``MAX_BATCH_SIZE``.
-
-    A larger message gets a separate frame.
+    """Return the daemon's messages in frames.
 
     Stored messages are dictionaries, which are not validated again. ``joins_opens``: the agent accepts ``Open.others``.
     """
-    texts: list[str] = []
-    size = 0
-    for text in map(_command_text, _join_opens(messages) if joins_opens else messages):
-        if texts and size + len(text) > MAX_BATCH_SIZE:
-            yield f"[{','.join(texts)}]"
-            texts, size = [], 0
-        texts.append(text)
-        size += len(text) + 1
-    if texts:
-        yield f"[{','.join(texts)}]"
+    return join_frames(map(_command_text, _join_opens(messages) if joins_opens else messages))
 
 
 def _join_opens(messages: Iterable[dict[str, Any] | Message]) -> Iterator[dict[str, Any] | Message]:

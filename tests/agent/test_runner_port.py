@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.runners import runner_messages, runners
 from koalapy.model.bounds import MAX_TEXT_LENGTH
-from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, encode_frame, encode_frames
+from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, MAX_BATCH_SIZE, encode_frame, join_frames
 from koalapy.protocol.messages import MAX_START, Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH
 from tests.agent.conftest import DEADLINE, FakeDaemon
@@ -296,15 +295,15 @@ async def test_relay_payload_nested_too_deep_disconnects(port: Port, depth: int,
     assert len(port.daemon.received("hello")) == 1
 
 
-def test_messages_are_split_into_bounded_frames() -> None:
+@pytest.mark.parametrize(("length", "frames"), [(1000, 1), (MAX_BATCH_SIZE // 10, 3), (MAX_BATCH_SIZE, 20)])
+def test_messages_are_joined_to_bounded_frames(length: int, frames: int) -> None:
     relays = [
-        Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
+        Relay(token="1.1.0", node=n, payload={"x": "y" * length}, sender="1.1.1", sender_node=0) for n in range(20)
     ]
-    encode = partial(encode_frame, from_agent)
-    frames = list(encode_frames(relays, encode, 10_000))
-    assert all(len(frame) <= 10_000 for frame in frames)
-    assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    assert len(list(encode_frames(relays, encode, 100))) == 100
+    joined = list(join_frames(encode_frame(from_agent, [relay])[1:-1] for relay in relays))
+    assert len(joined) == frames
+    assert all(len(frame) <= max(MAX_BATCH_SIZE, length + 200) for frame in joined)
+    assert [message for frame in joined for message in from_agent.validate_json(frame)] == relays
 
 
 async def test_inventory_of_components_with_long_errors_fits_into_a_frame(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.node_requirement import count_hosts, expand_host_list
+from koalapy.model.node_requirement import compress_host_list, count_hosts, expand_host_list
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,28 @@ def test_expand_host_list_restores_names(parts: list[tuple[str, int, list[int]]]
 def test_expand_host_list_of_range_counts(name: str, first: int, count: int, width: int) -> None:
     names = expand_host_list(f"{name}[{str(first).zfill(width)}-{str(first + count).zfill(width)}]")
     assert names == [f"{name}{str(n).zfill(width)}" for n in range(first, first + count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("", ""),
+        ("n3 m1 n1 n2", "m1,n[1-3]"),
+        ("n8 n9 n10 n11 n13", "n[8-9],n[10-11],n13"),
+        ("n08 n09 n10 n9", "n9,n[08-10]"),
+        ("r1n1 r1n2 r2n1 login", "login,r1n[1-2],r2n1"),
+        ("1 2 11 12 n2.site n3.site", "1,1[1-2],2,n2.site,n3.site"),
+        ("x0999999999 x1000000000", "x0999999999,x1000000000"),
+    ],
+)
+def test_compress_host_list_joins_numbers_at_the_end(names: str, text: str) -> None:
+    assert compress_host_list(names.split()) == text
+
+
+@given(st.sets(st.from_regex(r"[a-c0-2]{1,3}[0-9.]{0,11}", fullmatch=True), max_size=40))
+def test_expand_host_list_restores_compressed_names(names: set[str]) -> None:
+    restored = expand_host_list(compress_host_list(names))
+    assert (len(restored), set(restored)) == (len(names), names)
 
 
 @given(st.text(alphabet="n1-,[] 0m", max_size=12))

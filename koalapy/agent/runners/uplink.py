@@ -8,7 +8,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -21,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import MAX_FRAME_SIZE, encode_frame, encode_frames
+from koalapy.protocol.frames import MAX_FRAME_SIZE, encode_frame, join_frames
 from koalapy.protocol.messages import Answer, Ask
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
@@ -62,7 +61,8 @@ class Uplink:
         self._urls, self.position = (url, *other_urls), 0
         """The addresses of all daemons, and the index of the present or next one."""
         self._token, self._hello = token, hello
-        self._queue: list[wire.FromAgent] = []
+        self._queue: list[str] = []
+        """Encoded messages."""
         self._offered: Counter[str] = Counter()
         """Characters of droppable messages that are queued or being sent, by the sending component."""
         self._wake = asyncio.Event()
@@ -78,21 +78,24 @@ class Uplink:
 
     def send_soon(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
         """Queue a message. Drop it without a connection, since the inventory contains its information."""
-        if not self.online.is_set():
-            return
-        self._queue.append(message)
-        self._wake.set()
-        if urgent or len(self._queue) >= BATCH_SIZE:
-            self._full.set()
+        if self.online.is_set():
+            self._queue_text(_encode(message), urgent=urgent)
 
     def offer_message(self, message: wire.FromAgent, sender: str) -> bool:
         """Queue a message of a component's runner that may be dropped. Return False if too much of it waits already."""
-        size = len(encode_frame(wire.from_agent, [message])) if self.online.is_set() else 0
-        if self._offered[sender] + size > MAX_UNREAD:
-            return False
-        self._offered[sender] += size
-        self.send_soon(message, urgent=True)
+        if self.online.is_set():
+            text = _encode(message)
+            if self._offered[sender] + len(text) > MAX_UNREAD:
+                return False
+            self._offered[sender] += len(text)
+            self._queue_text(text, urgent=True)
         return True
+
+    def _queue_text(self, text: str, *, urgent: bool) -> None:
+        self._queue.append(text)
+        self._wake.set()
+        if urgent or len(self._queue) >= BATCH_SIZE:
+            self._full.set()
 
     async def keep_connected(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
         """Stay connected until cancelled; call ``lost`` after every break."""
@@ -181,9 +184,13 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for frame in encode_frames(batch, partial(encode_frame, wire.from_agent)):
+                for frame in join_frames(batch):
                     await socket.send(frame)
             self._offered -= sending
+
+
+def _encode(message: wire.FromAgent) -> str:
+    return encode_frame(wire.from_agent, [message])[1:-1]
 
 
 def _reason(error: Exception, url: str) -> str:

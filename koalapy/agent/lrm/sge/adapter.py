@@ -345,7 +345,7 @@ ENDED_RETENTION_S = 60.0
 ACCOUNTING_DELAY_S = 5.0
 """Maximum time after a job's end until the accounting has its record."""
 ACCOUNTING_TIMEOUT_S = 60.0
-"""How long to wait, for each job, for an accounting that does not answer."""
+"""How long to wait for an accounting that does not answer, about any job."""
 ACCOUNTING_WAIT_S = 0.5
 """How long a snapshot waits for the accounting; a fast answer is in the same snapshot."""
 ACCOUNTING_INTERVAL_S = 1.0
@@ -407,6 +407,8 @@ class TrackedJobs:
         """Ended jobs by id, with the time until which snapshots show them."""
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
         self._queries: dict[str, asyncio.Task[None]] = {}
+        self._answered_at = float("-inf")
+        """When the accounting last answered a query."""
 
     def add_job(self, id: str, name: str, user: str = "") -> None:
         """Follow a job that was submitted now or before, unless its name is no grid job's or its end is known."""
@@ -515,6 +517,7 @@ class TrackedJobs:
             async with self._slots:
                 if job.id in self.by_id:
                     records = await self._commands.read_job_accounting(job.user or self.owner, job.id)
+                    self._answered_at = self._clock.monotonic()
         except SiteError as error:
             log.warning("accounting does not answer", action="accounting-silent", lrm_job=job.id, reason=error.message)
             return
@@ -531,10 +534,9 @@ class TrackedJobs:
 
     def _give_up_late(self, job: TrackedJob, now: float) -> None:
         """Record an end without exit code if the accounting has no record in time; else request a later poll."""
-        is_asked = job.unanswered_since is not None
-        since, timeout = (
-            (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)
-        )
+        since, timeout, is_asked = job.gone_since, ACCOUNTING_DELAY_S, False
+        if job.unanswered_since is not None:  # it waits while the accounting answers about other jobs
+            since, timeout, is_asked = max(job.unanswered_since, self._answered_at), ACCOUNTING_TIMEOUT_S, True
         is_certain = now > job.since + PolledLrm.max_snapshot_age_s  # a listing may be from before its submission
         if since is not None and (now - since < timeout or not is_certain):
             self._poll_soon(ACCOUNTING_INTERVAL_S)

@@ -71,7 +71,7 @@ from koalapy.agent.lrm.slurm.states import (
 )
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.node_requirement import NodeRequirement, count_gpus, expand_host_list
+from koalapy.model.node_requirement import NodeRequirement, compress_host_list, count_gpus, expand_host_list
 from koalapy.model.reports import ListedState
 from koalapy.model.wording import format_nodes
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -345,7 +345,7 @@ class SlurmLrm(PolledLrm):
             barred = [node for node in barred if requirement.partition in node.partitions]
         if barred:
             excluded = {node.name for node in barred} | (self._offer.excluded if self._offer is not None else set())
-            options.append(f"--exclude={','.join(sorted(excluded))}")
+            options.append(f"--exclude={compress_host_list(excluded)}")  # an argument has at most 128 KiB
         return options
 
     def _constraint(self, submission: LrmSubmission, chosen: Sequence[SlurmNode]) -> list[str]:

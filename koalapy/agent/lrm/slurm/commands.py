@@ -175,6 +175,8 @@ class SlurmAccounting:
         now = self._clock.monotonic()
         if now >= self._configuration_until:
             answer = await self._commands.run("scontrol", "show", "config", timeout=SACCT_TIMEOUT_S)
+            if answer.code:
+                raise self._commands.error("scontrol", answer)
             self._exists = bool(re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", answer.text, re.MULTILINE))
             enforces = re.search(r"^AccountingStorageEnforce\s*=.*(limits|safe)", answer.text, re.MULTILINE)
             self._has_limits = enforces is not None

@@ -10,7 +10,7 @@ import pytest
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import DrmaaEnding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
+from koalapy.agent.lrm.sge.adapter import ACCOUNTING_TIMEOUT_S, LAYOUT_MAX_AGE_S, MAX_CONCURRENT_QACCT, SgeLrm
 from koalapy.agent.lrm.sge.commands import SgeCommands
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
@@ -245,6 +245,25 @@ async def test_accounting_without_answer_is_given_up(lrm: SgeLrm, engine: FakeGr
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
     ended_job = await wait_until_ended(lrm, "koala-m")
     assert ended_job.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
+
+
+async def test_accounting_that_answers_about_other_jobs_is_not_given_up(
+    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
+) -> None:
+    for job in map(str, range(1, MAX_CONCURRENT_QACCT + 2)):
+        engine.add_accounting(job, f"koala-{job}", "0", 7)
+        lrm.expect_job(job, f"koala-{job}")
+    release_first = engine.block_command("qacct")
+    await lrm.take_snapshot()
+    virtual_loop.jump(ACCOUNTING_TIMEOUT_S - 10)
+    release_last = engine.block_command("qacct")
+    release_first()
+    await lrm.take_snapshot()
+    virtual_loop.jump(ACCOUNTING_TIMEOUT_S - 10)
+    states = [job.state for job in (await lrm.take_snapshot()).jobs]
+    assert (states.count(LrmJobState.ENDED), states.count(LrmJobState.RUNNING)) == (MAX_CONCURRENT_QACCT, 1)
+    release_last()
+    assert (await wait_until_ended(lrm, f"koala-{MAX_CONCURRENT_QACCT + 1}")).exit_code == 7
 
 
 async def test_failed_accounting_is_queried_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:

@@ -44,5 +44,14 @@ async def test_snapshot_without_database_asks_no_accounting(slurm: FakeSlurm) ->
     assert slurm.list_calls("sacct") == []
 
 
+async def test_configuration_that_cannot_be_read_is_read_again(slurm: FakeSlurm) -> None:
+    slurm.set_answer("scontrol", "", errors="slurm_load_ctl_conf error: Unspecified error", code=1, when="show config")
+    slurm.set_answer("sacct", "172|CANCELLED by 0\n")
+    lrm = slurm.make_lrm()
+    assert await reasons_in_snapshot(slurm, lrm, "171") == ["cancelled in Slurm, and not by koalapy"]
+    slurm.set_answer("scontrol", DATABASE, when="show config")
+    assert await reasons_in_snapshot(slurm, lrm, "172") == ["cancelled in Slurm by root"]
+
+
 def test_account_without_name_cancelled_job_as_its_number() -> None:
     assert read_cancellers("173|CANCELLED by 4294967294\n") == {"173": "uid 4294967294"}

@@ -94,7 +94,7 @@ async def test_unconfigured_memory_is_unknown(slurm: FakeSlurm, memory: object) 
 async def test_job_of_class_excludes_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
     show_nodes(slurm)
     await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=1, node_class="ib-2xgpu-537GB"))
-    assert " --exclude=n1,n2,n3 " in slurm.list_calls("sbatch")[-1]
+    assert " --exclude=n[1-3] " in slurm.list_calls("sbatch")[-1]
     assert "--constraint" not in slurm.list_calls("sbatch")[-1], "others have that feature, too"
     await slurm.make_lrm().submit_job(make_submission(tmp_path))
     assert "--exclude" not in slurm.list_calls("sbatch")[-1]
@@ -114,7 +114,7 @@ async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path:
     classes = {"fast": NodeClassSettings(feature="gpu"), "some": NodeClassSettings(hosts="n[1,4]")}
     adapter = slurm.make_lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
     assert count_idle(await adapter.take_snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
-    for name, others in (("fast", "n1,n2,n4"), ("some", "n2,n3,n4")):
+    for name, others in (("fast", "n[1-2],n4"), ("some", "n[2-4]")):
         await adapter.submit_job(make_submission(tmp_path, nodes=1, node_class=name))
         options = slurm.list_calls("sbatch")[-1].split()
         assert [option for option in options if option.startswith(("--exclude", "--constraint"))] == [
@@ -180,11 +180,11 @@ def node_options(slurm: FakeSlurm) -> list[str]:
         (NodeRequirement(features=("ib", "gpu")), ["--constraint=ib&gpu"]),
         (NodeRequirement(gpus=Gpus(1)), ["--gres=gpu:1"]),
         (NodeRequirement(gpus=Gpus(2, "a100")), ["--gres=gpu:a100:2"]),
-        (NodeRequirement(cores=16), ["--exclude=n1,n2"]),
-        (NodeRequirement(memory=10**11), ["--exclude=n1,n2,n3"]),
+        (NodeRequirement(cores=16), ["--exclude=n[1-2]"]),
+        (NodeRequirement(memory=10**11), ["--exclude=n[1-3]"]),
         (NodeRequirement(cores=64, gpus=Gpus(1)), ["--gres=gpu:1", "--exclude=n3"]),
         (NodeRequirement(partition="gpu"), ["--partition=gpu"]),
-        (NodeRequirement(exclude=("n[1-2]", "elsewhere")), ["--exclude=n1,n2"]),
+        (NodeRequirement(exclude=("n[1-2]", "elsewhere")), ["--exclude=n[1-2]"]),
         (NodeRequirement(account="climate", qos="long"), ["--account=climate", "--qos=long"]),
     ],
 )
@@ -202,7 +202,7 @@ async def test_configured_constraint_is_kept_beside_required_feature(slurm: Fake
     adapter = slurm.make_lrm(options=("--constraint=ib", "--exclude=n4"))
     await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=NodeRequirement(features=("gpu",))))
     assert slurm.list_calls("sbatch")[-1].count("--constraint") == 1
-    assert " --exclude=n1,n2,n4 " in slurm.list_calls("sbatch")[-1]
+    assert " --exclude=n[1-2],n4 " in slurm.list_calls("sbatch")[-1]
 
 
 @pytest.mark.parametrize(
