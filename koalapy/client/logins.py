@@ -29,8 +29,8 @@ from koalapy.system.files import (
     DIRECTORY,
     MAX_LINE_BYTES,
     SOCKET_NAME,
-    open_own_folder,
     open_socket_folder,
+    opened_own_folder,
     read_private_file,
     socket_address,
     write_private_file,
@@ -368,22 +368,9 @@ def login_directory() -> Path | None:
     return account_directory("logins")
 
 
-@contextmanager
-def _open_folder(*, make: bool = False) -> Iterator[int]:
-    """Open the folder as a file descriptor. Raise ``OSError``, or ``ValueError`` if other accounts may access it."""
-    path = login_directory()
-    if path is None:
-        raise OSError("the account has no home")
-    folder = open_own_folder(path, make=make)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
 def save_login(login: Login) -> None:
-    """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``_open_folder`` does."""
-    with _open_folder(make=True) as folder:
+    """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``open_own_folder`` does."""
+    with opened_own_folder(login_directory(), make=True) as folder:
         os.fchmod(folder, 0o700)
         os.close(write_private_file(_file_name(login.url), folder, json.dumps(asdict(login))))
 
@@ -397,7 +384,7 @@ def _lock_logins(timeout_s: float) -> Iterator[None]:
     lock = -1
     # Each caller opens the file separately, so that threads of one process also exclude each other.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError, ValueError), _open_folder(make=True) as folder:
+    with suppress(OSError, ValueError), opened_own_folder(login_directory(), make=True) as folder:
         lock = os.open(".lock", flags, 0o600, dir_fd=folder)
     deadline = time.monotonic() + timeout_s
     try:
@@ -429,13 +416,13 @@ def forget_login(url: str, token: str | None = None) -> None:
     """Delete a saved login. With a ``token``, delete only that one, since another command may have saved a new one."""
     if token is not None and ((saved := of_url(url)) is None or saved.token != token):
         return
-    with suppress(OSError, ValueError), _open_folder() as folder:
+    with suppress(OSError, ValueError), opened_own_folder(login_directory()) as folder:
         os.unlink(_file_name(url), dir_fd=folder)
 
 
 def _read_all(names: list[str] | None) -> list[Login]:
     """Return the valid logins in these files, or in all files if ``names`` is None."""
-    with suppress(OSError, ValueError), _open_folder() as folder:
+    with suppress(OSError, ValueError), opened_own_folder(login_directory()) as folder:
         file_names = names if names is not None else sorted(n for n in os.listdir(folder) if not n.startswith("."))
         return [login for name in file_names if (login := _read_login(name, folder)) is not None and login.is_valid]
     return []

@@ -6,8 +6,8 @@ agent, and no process can claim to be another account. Imports little, since the
 
 import os
 import stat
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,18 @@ def open_own_folder(directory: Path, *, make: bool = False) -> int:
     if make:
         os.fchmod(folder, 0o700)
     return folder
+
+
+@contextmanager
+def opened_own_folder(directory: Path | None, *, make: bool = False) -> Iterator[int]:
+    """Open a folder as ``open_own_folder`` does while the block runs; None: of an account without a home."""
+    if directory is None:
+        raise OSError("the account has no home")
+    folder = open_own_folder(directory, make=make)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def make_private_file(path: Path) -> None:

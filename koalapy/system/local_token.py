@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
-from koalapy.system.files import FOLDER_FLAGS, open_own_folder, read_private_file, write_private_file
+from koalapy.system.files import FOLDER_FLAGS, open_own_folder, opened_own_folder, read_private_file, write_private_file
 
 TOKEN_FILE = "token"
 """Name in a daemon's data directory."""
@@ -149,7 +149,7 @@ def register_start(port: int) -> Iterator[None]:
         name = _starting_name(port)
         with suppress(OSError, ValueError):
             if not is_start_registered(port):
-                folder = stack.enter_context(_open_register(make=True))
+                folder = stack.enter_context(opened_own_folder(register_directory(), make=True))
                 lock = write_private_file(name, folder, _machine_id(), prepare=_lock)
                 stack.callback(os.close, lock)
                 stack.callback(_remove_entry, name, folder, lock)
@@ -159,24 +159,11 @@ def register_start(port: int) -> Iterator[None]:
 def is_start_registered(port: int) -> bool:
     """Return whether a daemon of this account starts at a port of this machine, and is not ready yet."""
     try:
-        with _open_register() as folder:
+        with opened_own_folder(register_directory()) as folder:
             machine, is_running = _read_file(_starting_name(port), folder)
             return is_running and machine == _machine_id()
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _open_register(*, make: bool = False) -> Iterator[int]:
-    """Open the register. Raise ``OSError``, or ``ValueError`` if other accounts could write to it."""
-    directory = register_directory()
-    if directory is None:
-        raise OSError("the account has no home")
-    folder = open_own_folder(directory, make=make)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def _read_file(name: str, folder: int) -> tuple[str, bool]:
@@ -218,7 +205,7 @@ def find_token(host: str, port: int) -> TokenSearch:
     if directory is None:
         return TokenSearch(reason="this account has no home with a register of its daemons")
     try:
-        with _open_register() as folder:
+        with opened_own_folder(register_directory()) as folder:
             return _read_entry(name, folder)
     except FileNotFoundError:
         return TokenSearch(reason=f"no daemon of this account serves at {name}")
