@@ -140,9 +140,7 @@ class Plan:
     def _transfer_time(self, spec: JobSpec, view: GridView) -> float:
         """Return the seconds until a job's inputs are on all clusters of a fixed request, else on the nearest cluster,
         also from clusters that are out of reach."""
-        in_reach = view.with_clusters(
-            [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
-        )
+        in_reach = view.compute_lasting(("in reach",), _with_all_in_reach)  # the same for all jobs of a restart
         delays = transfer_times(spec, in_reach, self._rules.assumed_bandwidth)
         longest = [max(seconds) for seconds in delays.values() if seconds]
         return (max if isinstance(spec.request, FixedRequest) else min)(longest, default=0.0)
@@ -643,6 +641,13 @@ class Plan:
                 state = ClusterState.USABLE if status.usable_from <= time else cluster.state
                 changed.append(replace(cluster.with_idle(idle), state=state, reservations=later))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)
+
+
+def _with_all_in_reach(view: GridView) -> GridView:
+    """Return the view as if its clusters that are out of reach were usable."""
+    return view.with_clusters(
+        [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
+    )
 
 
 def _shift(reservation: NodeReservation, now: float, time: float) -> NodeReservation:
