@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, InterfaceError, InternalError, OperationalError, TimeoutError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    InterfaceError,
+    InternalError,
+    NotSupportedError,
+    OperationalError,
+    TimeoutError,
+)
 from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
@@ -222,7 +230,8 @@ def unavailable_is_known() -> Iterator[None]:
     """Convert errors of a locked, full, damaged or unreachable database to ``StoreUnavailable``."""
     try:
         yield
-    except (OperationalError, InterfaceError, InternalError) as error:
+    except (OperationalError, InterfaceError, InternalError, NotSupportedError) as error:
+        # PostgreSQL does not support a prepared query once another daemon has changed its tables.
         reason = " ".join(str(error.orig).split())
         hint = POOLER_HINT if "unsupported startup parameter" in reason else RETRY_HINT
         raise StoreUnavailable(f"the database does not answer: {reason}", hint=hint) from error

@@ -145,11 +145,11 @@ class JobNumbers:
             return
         try:
             self._open_file()
-            self._given = max(self._given, job)
-            is_new_block = self._given > self._reserved
-            if is_new_block:
-                self._reserved = self._given + BLOCK
-            self._write_numbers(sync=is_new_block)
+            given = max(self._given, job)
+            is_new_block = given > self._reserved
+            reserved = given + BLOCK if is_new_block else self._reserved
+            self._write_numbers(reserved, given, sync=is_new_block)
+            self._reserved, self._given = reserved, given
         except OSError as error:
             raise _unusable_error(self._path, error) from error
 
@@ -163,7 +163,7 @@ class JobNumbers:
             self._reserved = self._given
             with suppress(OSError):  # if that fails, the reserved block remains valid
                 if is_latest:
-                    self._write_numbers(sync=True)
+                    self._write_numbers(self._reserved, self._given, sync=True)
             os.close(self._file)
             self._file = -1
 
@@ -175,8 +175,8 @@ class JobNumbers:
             self._file = open_owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
             sync_folder(self._path.parent)
 
-    def _write_numbers(self, *, sync: bool) -> None:
-        os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)
+    def _write_numbers(self, reserved: JobId, given: JobId, *, sync: bool) -> None:
+        os.pwrite(self._file, b"%020d %020d %s\n" % (reserved, given, self._boot.encode()), 0)
         if sync:
             os.fsync(self._file)
 

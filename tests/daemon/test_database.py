@@ -144,6 +144,25 @@ async def test_transaction_that_computes_is_no_silence_of_the_database(gate: thr
     assert silent == []
 
 
+async def test_first_silence_is_noted_in_thread_that_has_worked_before(gate: threading.Event) -> None:
+    monitor, threads, silent = DatabaseMonitor(), Threads(1, "test"), list[float]()
+
+    def compute() -> None:
+        while time.thread_time() < 0.02:
+            pass
+
+    await asyncio.wrap_future(threads.submit(compute))
+    began, now = virtual_loop().time(), virtual_loop().time
+    hanging = asyncio.create_task(
+        monitor.run_transaction("engine", threads, gate.wait, lambda: silent.append(now() - began))
+    )
+    with signals.hanging_threads():
+        await signals.until(lambda: silent)
+    gate.set()
+    await hanging
+    assert silent[0] < 2 * SLOW_AFTER_S
+
+
 async def test_transactions_of_hanging_database_are_silent(gate: threading.Event) -> None:
     monitor = DatabaseMonitor()
 

@@ -105,12 +105,14 @@ def test_submission_of_size_that_no_cluster_accepts_is_rejected() -> None:
         check_submission(JobSpec(flexible(1), command=("true",)), world.queries.limits())
 
 
-def test_dry_run_names_size_limit_in_place_of_promise() -> None:
+@pytest.mark.parametrize("policy", ["", "best-fit", "fastest-one", "adaptive"])
+def test_dry_run_names_size_limit_in_place_of_promise(policy: str) -> None:
     world = create_world(north=1, west=3)
     world.submit(fixed(north=1), run_time=500)
     world.advance(1)
     for request in (nonfixed(1), flexible(1)):
-        explanation = explain_submission(world.queries, JobSpec(request, command=("true",)), world.now)
+        spec = JobSpec(request, command=("true",), policy=policy)
+        explanation = explain_submission(world.queries, spec, world.now)
         assert explanation.state is JobState.QUEUED
         assert any("west gives a job at least 2 nodes" in finding.reason for finding in explanation.clusters)
 

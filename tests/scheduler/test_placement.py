@@ -386,7 +386,7 @@ def test_explanation_exists_for_each_refusal(
 def test_explanation_of_silent_or_broken_policy_is_replaced() -> None:
     view, profiles = grid(north=(1, 4)), {"north": BARE}
     refusing_policy = FixedAnswerPolicy(lambda: Refusal("not today"))
-    default_reason = [("north", "1 of 4 nodes idle, policy answering does not say why not", None)]
+    default_reason = [("north", "1 of 4 nodes idle, not today", None)]
     assert explain_clusters(flexible(1), view, profiles, policy=refusing_policy) == default_reason
     refusing_policy.explain = lambda request, grid: [None]  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(BrokenPolicy, match=r"it explained with \[None\], which are no reasons"):

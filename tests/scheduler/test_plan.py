@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import GridView, Link
 from koalapy.model.job import JobState
-from koalapy.model.job_spec import ClaimingMode, Priority
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import PeriodicScan
+from koalapy.scheduler.queue import plan
+from koalapy.scheduler.queue.component_sizes import transfer_times
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -161,6 +163,25 @@ def test_time_until_the_planned_start_includes_the_transfer_of_files(
             world.connect(name)
     world.advance(40)
     assert (world.queries.planned_job, world.state(short_job)) == (wide_job, state)
+
+
+def test_jobs_with_different_inputs_are_restored_with_one_view_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clusters are out of reach then, and the estimates count them as if they were not."""
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, PLANNED, links=LINKS)
+    for size in (100, 200, 300):
+        world.submit(with_input(nonfixed(5), size=size))
+    views = []
+
+    def record_view(spec: JobSpec, view: GridView, assumed: float | None) -> dict[str, set[float]]:
+        views.append(view)
+        return transfer_times(spec, view, assumed)
+
+    monkeypatch.setattr(plan, "transfer_times", record_view)
+    world.restart()
+    assert len(views) >= 3
+    assert all(view is views[0] for view in views)
 
 
 def test_only_jobs_with_a_walltime_use_nodes_of_a_start_that_is_late() -> None:

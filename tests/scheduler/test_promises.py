@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.job import ON_TIME_S, Job, JobId, JobState, PlannedStart
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_spec import ClaimingMode, Priority
+from koalapy.scheduler.claims.claim import CLAIM_FAILED
 from koalapy.scheduler.events import ClusterDrained
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import corrected
@@ -207,6 +208,57 @@ def test_planned_start_is_kept_while_cluster_is_out_of_contact_for_a_moment() ->
     world.disconnect("north")
     world.advance(100)
     assert planned_start_of(world, wide_job).moved_because == "north is unreachable"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("local_users", [0, 1])
+def test_paused_job_has_its_turn_after_failed_claim_if_it_fits(local_users: int, is_restarted: bool) -> None:
+    """Another job has the planned start during the pause. With a local user the first one does not fit any more."""
+    rules = replace(PLANNED, restart_pause=200.0, restart_pause_max=200.0, error_threshold=100)
+    world = World({"north": 4, "south": 4}, rules)
+    world.submit(fixed(south=4), run_time=3000, walltime=3000.0)
+    world.submit(fixed(north=3), run_time=100, walltime=100.0)
+    paused_job, other_job = (world.submit(request, walltime=100.0) for request in (fixed(north=4), fixed(south=4)))
+    world.sites["north"].rejection_fault = lambda size: "site" if size == 4 else ""
+    world.advance(120)
+    assert (world.job(paused_job).retry_at is not None, world.queries.planned_job) == (True, other_job)
+    world.sites["north"].rejection_fault = lambda size: ""
+    world.submit(fixed(north=2), run_time=1000, walltime=1000.0)
+    for _ in range(local_users):
+        world.sites["north"].add_local_user(1)
+    if is_restarted:
+        restart(world)
+    world.advance(200)
+    has_plan, has_none = (other_job, paused_job) if local_users else (paused_job, other_job)
+    assert world.queries.planned_job == has_plan
+    assert planned_start_of(world, has_none).at is None
+    world.restart()
+    assert world.queries.planned_job == has_plan
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_planned_start_is_kept_while_earlier_planned_job_claims_again(is_restarted: bool) -> None:
+    from tests.scheduler.test_incremental import GRID, LINKS, with_input
+
+    world = World(GRID, replace(PLANNED, claiming=ClaimingMode.INCREMENTAL, claim_grace=10.0), links=LINKS)
+    world.submit(fixed(south=3), run_time=3000, walltime=3000.0)
+    world.submit(fixed(north=3), run_time=100, walltime=100.0)
+    claiming_job = world.submit(with_input(fixed(north=4), size=60_000), walltime=100.0)
+    planned_job = world.submit(fixed(south=4), walltime=100.0)
+    world.advance(500)
+    attempt = world.job(claiming_job).attempt
+    assert attempt is not None
+    assert attempt.claim_at is not None
+    world.now = attempt.claim_at
+    world.sites["north"].add_local_user(1)  # not yet reported
+    world.step()
+    world.advance(15)
+    assert world.timeline_events(claiming_job)[-1] == CLAIM_FAILED
+    if is_restarted:
+        restart(world)
+    long_job = world.submit(fixed(south=1), run_time=5000, walltime=5000.0)
+    assert (world.queries.planned_job, world.state(long_job)) == (planned_job, JobState.QUEUED)
+    assert planned_start_of(world, planned_job).at is not None
 
 
 def test_planned_start_on_lost_cluster_ends_after_restart() -> None:

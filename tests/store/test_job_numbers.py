@@ -1,5 +1,6 @@
 """Job numbers are never reused, even after an older copy of the database is restored."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -118,6 +119,23 @@ def test_give_without_writable_file_raises_store_unavailable(tmp_path: Path) -> 
         make_job_numbers(tmp_path).give(1)
     with pytest.raises(StoreUnavailable, match="cannot be used"):
         make_job_numbers(tmp_path).last_given(1)
+
+
+def test_give_after_failed_write_writes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon stores the job once its number is given, so a number that is not recorded may be used twice."""
+    current = make_job_numbers(tmp_path)
+    current.give(1)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(StoreUnavailable):
+            current.give(2 + BLOCK)
+    current.give(2 + BLOCK)
+    assert recorded_numbers(tmp_path / NUMBERS_FILE, used_only=True) == 2 + BLOCK
+    assert recorded_numbers(tmp_path / NUMBERS_FILE) == 2 + 2 * BLOCK
 
 
 def test_give_after_file_removal_writes_new_file(tmp_path: Path) -> None:

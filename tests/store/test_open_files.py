@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import NotSupportedError
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable
 from koalapy.store.database import Database
@@ -160,3 +161,9 @@ def test_damaged_file_error_hints_koala_restore(path: Path) -> None:
         connection.execute(text("SELECT count(*) FROM sqlite_master"))
     engine.dispose()
     assert "koala restore" in (refusal.value.hint or "")
+
+
+def test_prepared_query_of_changed_table_counts_as_unavailable() -> None:
+    """PostgreSQL answers so to a standby daemon that reads the lease while another one upgrades the database."""
+    with pytest.raises(StoreUnavailable, match="cached plan"), unavailable_is_known():
+        raise NotSupportedError("select", {}, Exception("cached plan must not change result type"))

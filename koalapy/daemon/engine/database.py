@@ -226,10 +226,10 @@ class DatabaseMonitor:
         hardly any processor time, and does not wait for an earlier transaction. On a busy machine a large one takes
         longer.
         """
-        clocks: list[int] = []
+        clocks: list[tuple[int, float]] = []
 
         def run_work() -> T:
-            clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+            clocks.append((time.pthread_getcpuclockid(threading.get_ident()), time.thread_time()))
             return work()
 
         running = asyncio.get_running_loop().run_in_executor(threads, run_work)
@@ -237,7 +237,7 @@ class DatabaseMonitor:
         running.add_done_callback(lambda _: self._writing.pop(writer, None))
         used = 0.0
         while not (await asyncio.wait({running}, timeout=SLOW_AFTER_S))[0]:
-            used_before, used = used, time.clock_gettime(clocks[0]) if clocks else 0.0
+            used_before, used = used, sum(time.clock_gettime(clock) - began for clock, began in clocks)
             earlier = takewhile(lambda name: name != writer, self._writing)
             if used - used_before < MIN_WORK_S and not any(name not in self._problems for name in earlier):
                 on_silence()

@@ -210,7 +210,7 @@ class PlacementQueues:
                 self._push_job(job)
         for job in jobs:
             self.kept.keep_for_restart(job)
-        self.plan.restore(job for job in jobs if job.is_in_queue or job.is_placed)
+        self.plan.restore(jobs)
 
     def _enter(self, job: Job, *, anew: bool, is_changed: bool = False) -> None:
         """Add a job at the tail if ``anew``, else at its old position. Try a new or changed one at once, others by a

@@ -12,7 +12,7 @@ from math import ceil, inf, nextafter
 from koalapy.model.advice import Size, run_size
 from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState, GridView, count_idle
-from koalapy.model.job import ComponentState, Job, JobId, JobState
+from koalapy.model.job import ComponentState, Job, JobId
 from koalapy.model.job_sizes import MAX_TIME, Barred, NodeReservation
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
@@ -69,6 +69,8 @@ class Plan:
         """The last job that was placed by its plan."""
         self._turns: dict[Priority, JobId] = {}
         """By priority, the job that had the plan last: it has the next one too if it is waiting still or again."""
+        self._returned: set[JobId] = set()
+        """The placed jobs with a planned start that have come back to their queues since the last update."""
         self.start = inf
         self.first_start = inf
         """The start that was planned first."""
@@ -138,9 +140,7 @@ class Plan:
     def _transfer_time(self, spec: JobSpec, view: GridView) -> float:
         """Return the seconds until a job's inputs are on all clusters of a fixed request, else on the nearest cluster,
         also from clusters that are out of reach."""
-        in_reach = view.with_clusters(
-            [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
-        )
+        in_reach = view.compute_lasting(("in reach",), _with_all_in_reach)  # the same for all jobs of a restart
         delays = transfer_times(spec, in_reach, self._rules.assumed_bandwidth)
         longest = [max(seconds) for seconds in delays.values() if seconds]
         return (max if isinstance(spec.request, FixedRequest) else min)(longest, default=0.0)
@@ -160,15 +160,16 @@ class Plan:
 
         Its clusters are kept from jobs that would run beyond it, until it is renewed.
         """
-        for job in sorted(jobs, key=lambda job: job.placed_at or 0.0):
+        for job in sorted(jobs, key=lambda job: (job.is_in_queue, job.placed_at or 0.0)):
             planned = job.planned_start
             if not self._rules.plans_starts or planned is None or planned.at is None or planned.late is not None:
                 continue
-            if not job.is_placed:
+            if job.is_in_queue:
                 self.job = self._turns[job.spec.priority] = job.id
+                self._placed = None  # else no other job would have got a planned start
             else:
-                self._last_placed = job.id
-                if not unclaimed(job):
+                self._last_placed = job.id  # it is placed, or pauses after a failed attempt
+                if not (job.is_placed and unclaimed(job)):
                     continue
                 self._placed = job.id
             self.start, self.first_start = planned.at - planned.delay, planned.first - planned.delay
@@ -295,6 +296,8 @@ class Plan:
 
     def note_return(self, job: Job) -> None:
         """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
+        if job.planned_start is not None:
+            self._returned.add(job.id)
         if job.id == self._last_placed:
             self._turns[job.spec.priority], self._is_stale = job.id, True
         elif self.holder is None and not self._rules.plan_after:
@@ -363,11 +366,16 @@ class Plan:
         """Store the planned start with its job, and that the job ``former_holder`` has none any more."""
         for ident in dict.fromkeys((former_holder, self.job)):  # in this order
             job = self._ledger.get(ident) if ident is not None else None
-            if job is None or job.state is not JobState.QUEUED or (ident != self.job and job.planned_start is None):
+            if job is None or not job.is_in_queue or (ident != self.job and job.planned_start is None):
                 continue
             start, clusters = (self.start + self._transfer_s, self._limits) if ident == self.job else (None, ())
             is_certain = all(self._first_unknown_end.get(name, inf) > self.start for name in clusters)
             self._promises.update(job, start, clusters, earlier, self._last_to_end, is_certain=is_certain)
+        for job in filter(None, map(self._ledger.get, sorted(self._returned - {self.job}))):
+            if job.is_in_queue and (planned := job.planned_start) and planned.at is not None and planned.late is None:
+                reason = "it was placed, but did not get its nodes"
+                self._ledger.change_job(job, planned_start=replace(planned, at=None, moved_because=reason))
+        self._returned.clear()
 
     def _last_to_end(self) -> Job | None:
         """Return a job that is expected to end at the planned start; None if there is none."""
@@ -633,6 +641,13 @@ class Plan:
                 state = ClusterState.USABLE if status.usable_from <= time else cluster.state
                 changed.append(replace(cluster.with_idle(idle), state=state, reservations=later))
         return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)
+
+
+def _with_all_in_reach(view: GridView) -> GridView:
+    """Return the view as if its clusters that are out of reach were usable."""
+    return view.with_clusters(
+        [replace(c, state=ClusterState.USABLE) for c in view if c.state is ClusterState.UNREACHABLE]
+    )
 
 
 def _shift(reservation: NodeReservation, now: float, time: float) -> NodeReservation:

@@ -131,10 +131,15 @@ def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
     return ""
 
 
-def explain_clusters(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
-    """Return why each cluster of the view cannot serve the request. Raise ``BrokenPolicy`` for invalid reasons."""
+def explain_clusters(
+    policy: Policy, request: Request, view: GridView, constraints: Constraints, refusal: Refusal
+) -> Reasons:
+    """Return why each cluster of the view cannot serve a request: the ``refusal`` where the policy gives no reason.
+
+    Raise ``BrokenPolicy`` for invalid reasons.
+    """
     if not constraints:
-        return _complete_reasons(call_explain(policy, request, view), policy, view)
+        return _complete_reasons(call_explain(policy, request, view), view, refusal)
     capped_request = request
     if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         capped_request = cap_components(request, constraints.at_most)
@@ -149,7 +154,7 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
         if reason is not None:
             beside = _combination_limits(cluster, view, constraints)
             reasons[cluster.name] = replace(reason, reason=f"{reason.reason}{beside}")
-    return _complete_reasons(reasons, policy, view)
+    return _complete_reasons(reasons, view, refusal)
 
 
 def call_explain(policy: Policy, request: Request, view: GridView) -> Reasons:
@@ -160,10 +165,9 @@ def call_explain(policy: Policy, request: Request, view: GridView) -> Reasons:
     return {reason.cluster: reason for reason in answer}
 
 
-def _complete_reasons(reasons: Reasons, policy: Policy, view: GridView) -> Reasons:
-    """Add a reason for each cluster that the policy gave none for."""
-    silent = f"policy {policy.name} does not say why not"
-    return {c.name: reasons.get(c.name) or reason_for(c, silent, None) for c in view}
+def _complete_reasons(reasons: Reasons, view: GridView, refusal: Refusal) -> Reasons:
+    """Add the refusal for each cluster that the policy gave no reason for, such as if it is unaware of sizes."""
+    return {c.name: reasons.get(c.name) or reason_for(c, refusal.summary, None) for c in view}
 
 
 def _combination_limits(cluster: ClusterView, view: GridView, constraints: Constraints) -> str:

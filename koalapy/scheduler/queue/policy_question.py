@@ -196,7 +196,7 @@ class PolicyQuestion:
                     reasons[cluster.name] = ClusterReason(cluster.name, text)
             parts = self._eligibility.sharing_groups(able, demands.sets)
             for part in parts:
-                for name, reason in explain_clusters(self._policy, request, part, demands.constraints).items():
+                for name, reason in explain_clusters(self._policy, request, part, demands.constraints, refusal).items():
                     if name not in reasons and len(parts) > 1:
                         partners = self._eligibility.partners_text(name, demands, view)
                         reason = replace(reason, reason=f"{reason.reason}; {partners}")
