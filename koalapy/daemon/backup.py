@@ -286,8 +286,10 @@ def _read_manifest(source: Path) -> BackupSummary:
 
 def _list_database_entries(database: Path | None, data_dir: Path) -> set[str]:
     """Return the entries of a data directory that stay with its database; some may not exist."""
+    if database is None:  # pg_restore replaces it
+        return {"clusters"}
     entries, root = {"clusters", COMMIT_FILE, LOSS_FILE}, data_dir.resolve()
-    if database is not None and (place := database.parent.resolve() / database.name).is_relative_to(root):
+    if (place := database.parent.resolve() / database.name).is_relative_to(root):
         first, *below = place.relative_to(root).parts
         entries.update([first] if below else (f"{first}{suffix}" for suffix in DATABASE_SUFFIXES))
     return entries

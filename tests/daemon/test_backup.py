@@ -14,7 +14,7 @@ import pytest
 
 from koalapy.daemon.backup import check_restored, make_backup, restore_backup
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
-from koalapy.store.job_numbers import BLOCK, recorded_numbers
+from koalapy.store.job_numbers import BLOCK, COMMIT_FILE, recorded_numbers
 from koalapy.store.opening import open_stores
 from koalapy.store.output import OutputStore
 
@@ -191,6 +191,11 @@ def test_make_backup_with_postgresql_needs_files_only(
     assert (summary.database, summary.configuration) == ("elsewhere", str(config))
     assert stat.S_IMODE((tmp_path / "backup/koala.yaml").stat().st_mode) == 0o600
     assert not (tmp_path / "backup/koala.db").exists()
+    monkeypatch.setattr("koalapy.daemon.backup.current_holder", lambda engine, now: "")
+    (data_dir / COMMIT_FILE).touch()
+    _, displaced = restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert displaced is not None
+    assert (displaced / COMMIT_FILE).exists(), "the database of the dump lacks that commit"
 
 
 @pytest.mark.parametrize(
@@ -285,9 +290,11 @@ def test_restore_of_files_only_leaves_the_present_database(data_dir: Path, tmp_p
     make_backup(tmp_path / "backup", data_dir, config, files_only=True)
     execute_sql(database, "UPDATE lease SET last_job = 40")
     (data_dir / "token").write_text("another")
+    (data_dir / COMMIT_FILE).touch()
     _, displaced = restore_backup(tmp_path / "backup", data_dir, config, replace=True)
     assert displaced is not None
     assert read_lease(database)[0] == 40
+    assert (data_dir / COMMIT_FILE).exists()
     assert (data_dir / "token").read_text() == "content of token"
     assert list_paths(displaced) == ["link", "output/7/1.1.0@0", "results/1.tar", "token"]
 
