@@ -16,12 +16,21 @@ WARNED = ["sh", "-c", "trap 'echo warned; exit 3' USR1; echo $$; while :; do sle
 STUBBORN = ["sh", "-c", "trap '' TERM USR1; echo $$; while :; do sleep 0.05; done"]
 
 
-async def start_program(agent: FakeAgent, command: list[str], **plan_fields: object) -> FakeNode:
-    """Start a runner, and wait until its program has printed its process id."""
+async def start_program(
+    agent: FakeAgent, command: list[str], lease: float | None = None, **plan_fields: object
+) -> FakeNode:
+    """Start a runner, wait until its program has printed its process id, and shorten its lease if one is given.
+
+    A busy machine may not finish a start within a short lease.
+    """
     await agent.listen()
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.send(**{**make_plan([node], command), **plan_fields})
     await agent.until(lambda: node.output.endswith(b"\n"), "the program")
+    if lease is not None:
+        renewals = len(node.said("renew"))
+        await agent.until(lambda: len(node.said("renew")) > renewals, "a renewal")
+        node.send(t="welcome", lease=lease, output=len(node.output))
     return node
 
 
@@ -31,8 +40,8 @@ def pid_of(node: FakeNode) -> bytes:
 
 @pytest.mark.processes
 async def test_lease_with_silent_daemon_ends_program(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=1.0)
-    node = await start_program(agent, STUBBORN)
+    agent = FakeAgent(tmp_path, lease=20.0)
+    node = await start_program(agent, STUBBORN, 1.0)
     agent.silence = 100.0
     end = await node.expect("exit")
     assert (end["infrastructure"], end["stopped"]) == (True, False)
@@ -44,8 +53,8 @@ async def test_lease_with_silent_daemon_ends_program(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_lease_end_warns_program(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=1.0)
-    node = await start_program(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
+    agent = FakeAgent(tmp_path, lease=20.0)
+    node = await start_program(agent, WARNED, 1.0, lease_warning={"signal": "USR1", "grace": 60.0})
     agent.silence = None
     end = await node.expect("exit")
     assert (end["code"], end["warned"]) == (3, True)
@@ -67,8 +76,8 @@ async def test_runner_without_lease_ignores_silence(tmp_path: Path) -> None:
 @pytest.mark.processes
 async def test_runner_stopped_beyond_lease_kills_program(tmp_path: Path) -> None:
     """The program is halted first, since the next attempt may already run."""
-    agent = FakeAgent(tmp_path, lease=0.5)
-    node = await start_program(agent, STUBBORN)
+    agent = FakeAgent(tmp_path, lease=20.0)
+    node = await start_program(agent, STUBBORN, 0.5)
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
     agent.silence = None
