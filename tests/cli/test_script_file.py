@@ -533,6 +533,8 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
         ),
         ("#SBATCH", "x=$(squeue -h)", "squeue does not know"),
         ("#SBATCH", "if true; then (squeue -h); fi", "squeue does not know"),
+        ("#SBATCH", "if (squeue -h); then :; fi", "squeue does not know"),
+        ("#SBATCH", "while(squeue -h); do :; done", "squeue does not know"),
         ("#SBATCH", 'echo "$( squeue -h)"', "squeue does not know"),
         ("#SBATCH", "if true; then sbcast a /tmp/a; fi", "sbcast does not know the job's other clusters: use --stage"),
         ("#$", "qsub next.sh", "qsub does not know"),

@@ -436,10 +436,10 @@ NAMES = {
 }
 """By system: its variables in a script of any language."""
 COMMAND = (
-    r"(?:^|[;&|{`]|(?<![\"'\w])(?<!\w\s)\(|\b(?:then|do|else|exec|time|nohup|timeout\s+\S+)\s\s*\(?)"
-    r"\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
+    r"(?:^|[;&|{`]|(?<![\"'\w])(?<!\w\s)\(|\b(?:if|elif|while|until|then|do|else|time)\s*\("
+    r"|\b(?:then|do|else|exec|time|nohup|timeout\s+\S+)\s+\(?)\s*(?:\w+=\S*\s+)*(%s)(?=\s|$)"
 )
-"""A command in a script. A parenthesis after a word or a quote begins no subshell."""
+"""A command in a script. A parenthesis after a quote, or a word that is no keyword, begins no subshell."""
 FOREIGN_MPIRUN = re.compile(
     COMMAND % r"(?:(?:export\s+)?\w+=)?[^\s;&|=]*/(?:mpirun|mpiexec|srun)[\"']?|mpiexec\.hydra|mpirun_rsh|orterun|prun"
 )
