@@ -127,7 +127,9 @@ def restore_backup(
         )
     _check_no_daemon(url, database)
     entries = os.listdir(data_dir) if data_dir.is_dir() else []
-    kept = {"clusters"} if summary.database == "sqlite" else _list_database_entries(database, data_dir)
+    kept = {"clusters"}
+    if database is not None and summary.database != "sqlite":  # pg_restore replaces that of PostgreSQL
+        kept |= _list_database_entries(database, data_dir)
     present = sorted(name for name in entries if name not in kept and not name.startswith((DISPLACED, INCOMING)))
     is_file_elsewhere = database is not None and database.parent != data_dir and database.exists()
     if (present or is_file_elsewhere) and not replace:
@@ -284,11 +286,9 @@ def _read_manifest(source: Path) -> BackupSummary:
         ) from error
 
 
-def _list_database_entries(database: Path | None, data_dir: Path) -> set[str]:
+def _list_database_entries(database: Path, data_dir: Path) -> set[str]:
     """Return the entries of a data directory that stay with its database; some may not exist."""
-    if database is None:  # pg_restore replaces it
-        return {"clusters"}
-    entries, root = {"clusters", COMMIT_FILE, LOSS_FILE}, data_dir.resolve()
+    entries, root = {COMMIT_FILE, LOSS_FILE}, data_dir.resolve()
     if (place := database.parent.resolve() / database.name).is_relative_to(root):
         first, *below = place.relative_to(root).parts
         entries.update([first] if below else (f"{first}{suffix}" for suffix in DATABASE_SUFFIXES))
