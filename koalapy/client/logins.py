@@ -371,7 +371,6 @@ def login_directory() -> Path | None:
 def save_login(login: Login) -> None:
     """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``open_own_folder`` does."""
     with opened_own_folder(login_directory(), make=True) as folder:
-        os.fchmod(folder, 0o700)
         os.close(write_private_file(_file_name(login.url), folder, json.dumps(asdict(login))))
 
 
