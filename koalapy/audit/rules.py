@@ -199,20 +199,44 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
     elif record.state == "succeeded" and (failing := [run for run in programs if run.exit_code != 0]):
         text = f"it succeeded, and a program ended with {failing[0].exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, (statements[0], *map(str, failing)))
-    elif all(run.exit_code != record.exit_code for run in programs) and _are_all_parts(programs):
+    elif record.exit_code in {run.exit_code for run in programs}:
+        return
+    elif not _are_all_parts(programs, job, record):
+        yield Gap("result-produced", job.job, "no source at the program knows the exit code")
+    else:
         text = f"no program ended with its exit code {record.exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, statements)
 
 
-def _are_all_parts(programs: list[Run]) -> bool:
-    """Return whether exit codes are those of components, or of all ranks: a rank that was killed has none."""
-    return " " not in programs[0].part or len({run.part for run in programs}) == programs[0].size
+def _are_all_parts(programs: list[Run], job: JobEvidence, record: JobRecord) -> bool:
+    """Return whether no other part of the last attempt may have had another exit code.
+
+    A component or a rank that was killed has none.
+    """
+    claims = _last_claims(job, record)
+    return any(
+        len({run.part for run in runs}) >= _count_parts(runs, claims)
+        or (" " not in runs[0].part and _covers_job(source, record, claims))
+        for source, runs in _group_by_source(programs).items()
+    )
+
+
+def _last_claims(job: JobEvidence, record: JobRecord) -> list[Run]:
+    return [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
+
+
+def _covers_job(source: Source, record: JobRecord, claims: list[Run]) -> bool:
+    """Return whether a source was written from the first claim of the last attempt to the end of the job.
+
+    A claim ends with its program, and the report of the exit code may follow.
+    """
+    return all(map(source.covers, claims)) and (record.ended_at or FAR_FUTURE) <= source.read_at
 
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
     """Return whether one source saw all parts of the last attempt end with 0, in time, and the daemon gave up none."""
     limit = record.ended_at - LINGER_S if record.ended_at and record.reason.startswith("deadline") else FAR_FUTURE
-    claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
+    claims = _last_claims(job, record)
     return all(claim.unknown_since is None for claim in claims) and any(
         {run.exit_code for run in runs} in ({0}, {0, None})
         and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
@@ -239,13 +263,13 @@ def check_gang(job: JobEvidence, _: Evidence) -> Results:
     record = job.record
     if record is None or record.state != "succeeded" or record.attempt == 0 or record.array is not None:
         return
-    claims = [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
+    claims = _last_claims(job, record)
     for claim in claims:
         if claim.begin is None or (claim.nodes and len(claim.nodes) != claim.size):
             text = f"component {claim.part} never had its {claim.size} nodes"
             yield Finding("gang-whole", job.job, record.attempt, text, (str(record), str(claim)))
     programs = job.runs_of(RunKind.PROGRAM, record.attempt)
-    by_source = _group_by_source(run for run in programs if all(map(run.source.covers, claims)))
+    by_source = _group_by_source(run for run in programs if _covers_job(run.source, record, claims))
     parts = {source: {run.part for run in runs if _has_finished(run)} for source, runs in by_source.items()}
     if not by_source:
         yield Gap("gang-whole", job.job, "no source saw its programs from begin to end")
