@@ -136,6 +136,8 @@ class JobRecord:
     ended_at: float | None = None
     shares: bool = False
     """Whether it accepts part of a node that other jobs use, too."""
+    has_one_code: bool = True
+    """Whether the exit code of one component is that of the whole program, as with Open MPI."""
     after: tuple[tuple[tuple[int, str], ...], ...] = ()
     """Its dependencies: clauses of alternatives, each a job and how it must end."""
     array: ArrayCounts | None = None

@@ -221,7 +221,8 @@ def _job_record(row: RowMapping, source: Source) -> JobRecord:
         counts = {name: tasks[name] for name in ("size", "succeeded", "failed", "cancelled")}
         values["array"] = ArrayCounts(ranges=ranges, **counts)
     clauses = tuple(tuple((entry["job"], entry["condition"]) for entry in clause) for clause in spec.get("after", ()))
-    return JobRecord(source, shares=bool(spec.get("share")), after=clauses, **values)
+    has_one_code = spec.get("launcher", "openmpi") == "openmpi"
+    return JobRecord(source, shares=bool(spec.get("share")), has_one_code=has_one_code, after=clauses, **values)
 
 
 def _claim(row: RowMapping, source: Source) -> Run:

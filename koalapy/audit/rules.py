@@ -187,6 +187,7 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
         return
     programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
     programs.sort(key=lambda run: " " in run.part)  # components first
+    claims = _last_claims(job, record)
     statements = (str(record), *map(str, programs))
     if record.state == "succeeded" and record.exit_code != 0:
         yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])
@@ -194,30 +195,28 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
         if record.state == "failed" and not record.reason.startswith("infrastructure") and _is_complete(job, record):
             text = "it failed without an exit code, and every program ended with 0"
             yield Finding("result-produced", job.job, record.attempt, text, statements)
-    elif not programs:
-        yield Gap("result-produced", job.job, "no source at the program knows the exit code")
     elif record.state == "succeeded" and (failing := [run for run in programs if run.exit_code != 0]):
         text = f"it succeeded, and a program ended with {failing[0].exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, (statements[0], *map(str, failing)))
     elif record.exit_code in {run.exit_code for run in programs}:
         return
-    elif not _are_all_parts(programs, job, record):
-        yield Gap("result-produced", job.job, "no source at the program knows the exit code")
+    elif not any(len({run.part for run in runs}) >= _count_parts(runs, claims) for runs in _group_by_source(programs)):
+        yield Gap("result-produced", job.job, "no source at the program knows the exit code")  # a killed part has none
     else:
         text = f"no program ended with its exit code {record.exit_code}"
         yield Finding("result-produced", job.job, record.attempt, text, statements)
 
 
-def _are_all_parts(programs: list[Run], job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether no other part of the last attempt may have had another exit code.
-
-    A component or a rank that was killed has none.
-    """
+def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
+    """Return whether one source saw all parts of the last attempt end with 0, in time, and the daemon gave up none."""
+    is_late = record.reason.startswith(("deadline", "walltime"))
+    limit = (record.ended_at or FAR_FUTURE) - LINGER_S if is_late else FAR_FUTURE
     claims = _last_claims(job, record)
-    return any(
-        len({run.part for run in runs}) >= _count_parts(runs, claims)
-        or (" " not in runs[0].part and _covers_job(source, record, claims))
-        for source, runs in _group_by_source(programs).items()
+    return all(claim.unknown_since is None for claim in claims) and any(
+        {run.exit_code for run in runs} in ({0}, {0, None} if record.has_one_code else {0})
+        and len(_finished_parts(runs)) == _count_parts(runs, claims) > 0
+        and max(run.end or 0.0 for run in runs) <= limit
+        for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt))
     )
 
 
@@ -225,36 +224,17 @@ def _last_claims(job: JobEvidence, record: JobRecord) -> list[Run]:
     return [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
 
 
-def _covers_job(source: Source, record: JobRecord, claims: list[Run]) -> bool:
-    """Return whether a source was written from the first claim of the last attempt to the end of the job.
-
-    A claim ends with its program, and the report of the exit code may follow.
-    """
-    return all(map(source.covers, claims)) and (record.ended_at or FAR_FUTURE) <= source.read_at
-
-
-def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
-    """Return whether one source saw all parts of the last attempt end with 0, in time, and the daemon gave up none."""
-    limit = record.ended_at - LINGER_S if record.ended_at and record.reason.startswith("deadline") else FAR_FUTURE
-    claims = _last_claims(job, record)
-    return all(claim.unknown_since is None for claim in claims) and any(
-        {run.exit_code for run in runs} in ({0}, {0, None})
-        and len({run.part for run in runs if _has_finished(run)}) == _count_parts(runs, claims) > 0
-        and max(run.end or 0.0 for run in runs) <= limit
-        for runs in _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt)).values()
-    )
-
-
 def _count_parts(runs: list[Run], claims: list[Run]) -> int:
     """Return how many parts a source must have seen: the ranks that its marks name, or the claimed components."""
     return runs[0].size if " " in runs[0].part else len(claims)
 
 
-def _group_by_source(runs: Iterable[Run]) -> dict[Source, list[Run]]:
-    groups: dict[Source, list[Run]] = defaultdict(list)
+def _group_by_source(runs: Iterable[Run]) -> list[list[Run]]:
+    """Group runs by the names of their sources: a record names a program when it ends, or in a later daemon run."""
+    groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.source].append(run)
-    return groups
+        groups[run.source.name].append(run)
+    return list(groups.values())
 
 
 @_job_rule("gang-whole")
@@ -268,20 +248,19 @@ def check_gang(job: JobEvidence, _: Evidence) -> Results:
         if claim.begin is None or (claim.nodes and len(claim.nodes) != claim.size):
             text = f"component {claim.part} never had its {claim.size} nodes"
             yield Finding("gang-whole", job.job, record.attempt, text, (str(record), str(claim)))
-    programs = job.runs_of(RunKind.PROGRAM, record.attempt)
-    by_source = _group_by_source(run for run in programs if _covers_job(run.source, record, claims))
-    parts = {source: {run.part for run in runs if _has_finished(run)} for source, runs in by_source.items()}
-    if not by_source:
+    groups = _group_by_source(job.runs_of(RunKind.PROGRAM, record.attempt))
+    groups = [runs for runs in groups if any(all(map(run.source.covers, claims)) for run in runs)]
+    if not groups:
         yield Gap("gang-whole", job.job, "no source saw its programs from begin to end")
-    elif not any(len(parts[source]) >= _count_parts(runs, claims) for source, runs in by_source.items()):
-        source, runs = max(by_source.items(), key=lambda item: len(item[1]))
-        text = f"only {sorted(parts[source])} of {_count_parts(runs, claims)} parts ran"
+    elif all(len(_finished_parts(runs)) < _count_parts(runs, claims) for runs in groups):
+        runs = max(groups, key=len)
+        text = f"only {sorted(_finished_parts(runs))} of {_count_parts(runs, claims)} parts ran"
         yield Finding("gang-whole", job.job, record.attempt, text, (str(record), *map(str, runs)))
 
 
-def _has_finished(run: Run) -> bool:
-    """Return whether a program ran to its end. The exit code of a component may be that of the whole program only."""
-    return " " not in run.part or run.exit_code == 0
+def _finished_parts(runs: list[Run]) -> set[str]:
+    """Return the parts that ran to their end. The exit code of a component may be that of the whole program only."""
+    return {run.part for run in runs if " " not in run.part or run.exit_code == 0}
 
 
 @_grid_rule("node-once")

@@ -88,7 +88,7 @@ class History:
             begin = self._add_attempt(job, attempt, begin, code)
         state, exit_code = ("cancelled", None) if not runs else ("succeeded", 0) if code == 0 else ("failed", code)
         self._ends[job] = state, begin
-        record = JobRecord(DATABASE, job, state, attempts, exit_code, "", 100.0, begin, False, tuple(after))
+        record = JobRecord(DATABASE, job, state, attempts, exit_code, "", 100.0, begin, after=tuple(after))
         self.facts.append(replace(record, task_of=task_of, index=index))
         if task_of is None:
             self.facts.append(Submission(DATABASE, f"key {job}", job))

@@ -345,9 +345,16 @@ def test_claim_on_nodes_of_one_that_was_given_up_out_of_reach_is_a_gap(
 
 
 @pytest.mark.parametrize(
-    ("reason", "end", "is_lost"), [("deadline", 95.0, False), ("deadline", 20.0, True), ("", 95.0, True)]
+    ("reason", "end", "is_lost"),
+    [
+        ("deadline", 95.0, False),
+        ("deadline", 20.0, True),
+        ("walltime of 60 s exceeded", 95.0, False),
+        ("walltime of 60 s exceeded", 20.0, True),
+        ("", 95.0, True),
+    ],
 )
-def test_end_that_is_reported_after_the_deadline_of_its_job_is_no_lost_result(
+def test_end_that_is_reported_after_the_limit_of_its_job_is_no_lost_result(
     reason: str, end: float, *, is_lost: bool
 ) -> None:
     claim = Run(DATABASE, RunKind.CLAIM, 1, 1, "0", "north", 1.0, 99.0, nodes=("a",))
