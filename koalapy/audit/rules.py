@@ -187,7 +187,7 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
         return
     programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
     programs.sort(key=lambda run: " " in run.part)  # components first
-    claims = _last_claims(job, record)
+    claims = _last_claims(job, record)[: 1 if record.has_one_code else None]
     statements = (str(record), *map(str, programs))
     if record.state == "succeeded" and record.exit_code != 0:
         yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])

@@ -300,7 +300,7 @@ def test_program_whose_end_a_killed_daemon_did_not_record_is_no_finding(
     write_record(tmp_path, 99_000, [*STEPS, reported(107.0, ENDED | {"program_exit": 0}), last_step], until=110.0)
     write_record(tmp_path, 150_000, [{"at": 151.0}])
     database = Source("database")
-    record = JobRecord(database, 7, state, 2, exit_code, submitted_at=99.0, ended_at=109.0, placed_line=1, ended_line=2)
+    record = JobRecord(database, 7, state, 2, exit_code, ended_at=109.0, has_one_code=False)
     claims = [
         Run(database, RunKind.CLAIM, 7, 2, part, "south", 101.0, end) for part, end in (("0", 108.0), ("1", 107.0))
     ]

@@ -363,6 +363,17 @@ def test_end_that_is_reported_after_the_limit_of_its_job_is_no_lost_result(
     assert ("result-produced" in {finding.rule for finding in report.findings}) is is_lost
 
 
+@pytest.mark.parametrize("has_one_code", [True, False])
+def test_forged_exit_code_is_found_if_that_of_the_whole_program_is_known(*, has_one_code: bool) -> None:
+    """With Open MPI only ``mpirun`` has an exit code; else another component may have had the one of the job."""
+    claims = [Run(DATABASE, RunKind.CLAIM, 1, 1, part, "north", 1.0, 99.0) for part in "01"]
+    programs = [replace(claim, source=Source("record of events"), kind=RunKind.PROGRAM) for claim in claims]
+    record = JobRecord(DATABASE, 1, "failed", 1, 3, ended_at=99.0, has_one_code=has_one_code)
+    report = audit_facts([*claims, replace(programs[0], exit_code=4), programs[1], record])
+    assert ("result-produced" in {finding.rule for finding in report.findings}) is has_one_code
+    assert ("result-produced" in {rule for rule, _ in report.missing}) is not has_one_code
+
+
 @pytest.mark.parametrize(("held", "is_twice"), [(("1", "2"), False), (("1", "1"), True), (("1",), True)])
 def test_claims_on_a_node_are_judged_by_the_accounting_of_both(held: tuple[str, ...], *, is_twice: bool) -> None:
     """A restarted daemon hears late of an end, and its clock may be set back: the order of claims is no evidence."""
