@@ -3,6 +3,7 @@
 import getpass
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,25 @@ import pytest
 
 from koalapy.client.errors import Exit
 from koalapy.runner.foreign_scripts import AT_SUBMISSION, TRANSLATED
-from tests.cli.conftest import Koala
+from tests.cli.conftest import Koala, Server
 from tests.cli.foreign_scripts import SCRIPTS, ForeignScript
 
 HEAD = "#!/bin/bash\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Serve all tests of this module: to start a server takes longer than most of them."""
+    server = Server()
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture(autouse=True)
+def without_jobs(server: Server) -> None:
+    server.service.records.clear()
+    server.service.keys.clear()
 
 
 @pytest.fixture
