@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
+from fastapi.dependencies import models
 
 from tests import needs
 from tests.rings import is_on_testbed
@@ -40,6 +41,15 @@ def restored_logging() -> Iterator[None]:
     configuration = structlog.get_config()
     yield
     structlog.configure(**configuration)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_apps() -> Iterator[None]:
+    """Let FastAPI forget the functions of the last 60 apps, which keep their services and stores in memory."""
+    yield
+    for function in vars(models).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

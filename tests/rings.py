@@ -7,6 +7,7 @@ A test marked ``promise`` belongs to ring 1 and may start processes all the same
 """
 
 import asyncio
+import gc
 import ipaddress
 import os
 import random
@@ -43,6 +44,8 @@ new ones."""
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Property tests check results, not the time of an example."""
+GC_THRESHOLDS = 10_000, 10, 40
+"""As ``gc.set_threshold`` takes them: ring 1 makes many apps, and the collector took a seventh of its time."""
 settings.register_profile("fast", UNTIMED, max_examples=FAST_EXAMPLES)
 settings.register_profile("thorough", UNTIMED, max_examples=THOROUGH_EXAMPLES)
 
@@ -81,6 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError:
         raise pytest.UsageError(f"--rings {rings}: give numbers from 1 to 4 with commas between") from None
     settings.load_profile("thorough" if 4 in chosen else "fast")
+    if chosen == {1}:
+        gc.set_threshold(*GC_THRESHOLDS)
     is_worker = hasattr(config, "workerinput")
     if not is_worker and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = random.SystemRandom().getrandbits(32) if 4 in chosen else FIXED_SEED
