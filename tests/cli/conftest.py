@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import uvicorn
@@ -67,7 +67,10 @@ class RejectingHub:
 
 @dataclass
 class Server:
-    """The API with fake services, served in a thread. After ``end``, ``start`` serves on the same port again."""
+    """The API with fake services, served in a thread while the block runs.
+
+    After ``end``, ``start`` serves on the same port again.
+    """
 
     service: MemoryService = field(default_factory=MemoryService)
     bundles: MemoryBundles = field(default_factory=MemoryBundles)
@@ -116,13 +119,18 @@ class Server:
         self._thread.join(30)
         assert not self._thread.is_alive()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    server.start()
-    yield server
-    server.end()
+    with Server() as server:
+        yield server
 
 
 Koala = Callable[..., CommandResult]

@@ -28,12 +28,9 @@ clusters:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(
-        tokens=("a-long-token-of-users",), agents={"north": "the-secret-of-north", "south": "made up", "west": None}
-    )
-    server.start()
-    yield server
-    server.end()
+    agents = {"north": "the-secret-of-north", "south": "made up", "west": None}
+    with Server(tokens=("a-long-token-of-users",), agents=agents) as server:
+        yield server
 
 
 @pytest.fixture

@@ -509,16 +509,12 @@ def test_error_in_job_file_names_its_field(koala: Koala, tmp_path: Path) -> None
 
 
 def test_wrong_token_is_rejected_with_hint(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tokens=("another-long-secret",))
-    server.start()
-    try:
+    with Server(tokens=("another-long-secret",)) as server:
         refused = koala("queue", "--url", server.url)
         assert (refused.code, refused.err.count("\n")) == (4, 1)
         assert "correct KOALA_TOKEN or --token" in refused.err
         monkeypatch.setenv("KOALA_TOKEN", "another-long-secret")
         assert koala("queue", "--url", server.url).code == 0
-    finally:
-        server.end()
 
 
 def test_show_replaces_control_codes(koala: Koala, server: Server) -> None:

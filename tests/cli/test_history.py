@@ -55,10 +55,8 @@ def stores() -> Stores:
 
 @pytest.fixture
 def server(stores: Stores) -> Iterator[Server]:
-    server = Server(history=History(stores.history, lambda: NOW, list))
-    server.start()
-    yield server
-    server.end()
+    with Server(history=History(stores.history, lambda: NOW, list)) as server:
+        yield server
 
 
 def test_history_lists_own_jobs_of_last_week(koala: Koala) -> None:

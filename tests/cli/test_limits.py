@@ -31,10 +31,8 @@ class FakeLimits:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(limits=FakeLimits())
-    server.start()
-    yield server
-    server.end()
+    with Server(limits=FakeLimits()) as server:
+        yield server
 
 
 def test_limits_prints_limits_and_use(koala: Koala) -> None:

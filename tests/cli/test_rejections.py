@@ -194,11 +194,8 @@ ROWS.append((f"submit --fixed north:{'9' * 5000} x", "--fixed is 'north:999"))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server()
-    server.identities = administrators(TOKEN, store=memory_stores().tokens)
-    server.start()
-    yield server
-    server.end()
+    with Server(identities=administrators(TOKEN, store=memory_stores().tokens)) as server:
+        yield server
 
 
 @pytest.mark.parametrize(("command", "answer"), ROWS, ids=[command[:60] for command, _ in ROWS])

@@ -20,10 +20,8 @@ HEAD = "#!/bin/bash\n"
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Serve all tests of this module: to start a server takes longer than most of them."""
-    server = Server()
-    server.start()
-    yield server
-    server.end()
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,8 @@ from tests.memory_stores import memory_stores
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    server.identities = administrators(TOKEN, store=memory_stores().tokens)
-    server.start()
-    yield server
-    server.end()
+    with Server(identities=administrators(TOKEN, store=memory_stores().tokens)) as server:
+        yield server
 
 
 def test_token_create_gives_access_until_revoked(koala: Koala, server: Server) -> None:
