@@ -57,7 +57,7 @@ release: $(RELEASE)/.installed  ## the packages of the last commit, what they ar
 demo: $(VENV)/.mpi  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
-test: $(STAMP)  ## ring 1: one process, virtual time, and a dozen promises end to end; needs Python and make; 6 to 11 minutes
+test: $(STAMP)  ## ring 1: one process, virtual time, and a dozen promises end to end; needs Python and make; about 10 minutes
 	$(PYTEST) --rings 1
 
 test-processes: $(STAMP)  ## ring 2: embedded clusters, MPI, rsync, PostgreSQL, Chromium, each where it is installed; 15 minutes

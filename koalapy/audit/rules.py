@@ -187,7 +187,7 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
         return
     programs = [run for run in job.runs_of(RunKind.PROGRAM, record.attempt) if run.exit_code is not None]
     programs.sort(key=lambda run: " " in run.part)  # components first
-    claims = _last_claims(job, record)[: 1 if record.has_one_code else None]
+    claims = _last_claims(job, record)[: 1 if record.has_one_code else None]  # those with an exit code
     statements = (str(record), *map(str, programs))
     if record.state == "succeeded" and record.exit_code != 0:
         yield Finding("result-produced", job.job, record.attempt, "it succeeded without exit code 0", statements[:1])
@@ -209,8 +209,8 @@ def check_result(job: JobEvidence, _: Evidence) -> Results:
 
 def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
     """Return whether one source saw all parts of the last attempt end with 0, in time, and the daemon gave up none."""
-    is_late = record.reason.startswith(("deadline", "walltime"))
-    limit = (record.ended_at or FAR_FUTURE) - LINGER_S if is_late else FAR_FUTURE
+    has_run_out = record.reason.startswith(("deadline", "walltime"))
+    limit = (record.ended_at or FAR_FUTURE) - LINGER_S if has_run_out else FAR_FUTURE
     claims = _last_claims(job, record)
     return all(claim.unknown_since is None for claim in claims) and any(
         {run.exit_code for run in runs} in ({0}, {0, None} if record.has_one_code else {0})
@@ -221,6 +221,7 @@ def _is_complete(job: JobEvidence, record: JobRecord) -> bool:
 
 
 def _last_claims(job: JobEvidence, record: JobRecord) -> list[Run]:
+    """Return the claims of the last attempt, without components that others have replaced."""
     return [claim for claim in job.runs_of(RunKind.CLAIM, record.attempt) if not claim.superseded]
 
 
